@@ -32,7 +32,7 @@ from latticebpd import (
 )
 from latticebpd.drafters import Drafter
 from latticebpd.drafters.bundled import LM, load_prompts
-from lm_training.data.batching import padded
+from latticebpd.lattices.texts import padded
 from lm_training.data.training_data import load_texts
 
 HEADINGS = ("tokens/call", "verified/call", "tokens/s", "vs. generate()", "rescoring, ms/pass", "ms/pass")

@@ -49,10 +49,10 @@ from fst.kaldi import read_lattices
 from fst.lattices import fst_to_lattice
 from fst.model import NgramModel, arpa_to_fst
 from fst.openfst import is_openfst
-from fst.posteriors import arc_posteriors
 from fst.search import (
     FEATURES,
     TextIndex,
+    arc_posteriors,
     best_first_tree,
     best_first_tree_batch,
     calibrated_tree_batch,

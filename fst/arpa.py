@@ -30,6 +30,7 @@ from pathlib import Path
 from fst import _core
 from fst.automaton import most_labels
 from fst.files import refuse_bomb, replacing
+from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 
 PIECE = 4 << 20
@@ -51,7 +52,7 @@ def parse_arpa(
     path: str | os.PathLike[str],
     vocab: Mapping[str, int] | None = None,
     strict: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> ParsedArpa:
     """Read an ARPA file, plain or gzip, in one pass.
 
@@ -79,7 +80,7 @@ def parse_arpa(
     return ParsedArpa(parser, words.tokens, words.symbols)
 
 
-def _feed(parser: _core.ArpaParser, path: Path, progress: Progress | None) -> None:
+def _feed(parser: _core.ArpaParser, path: Path, progress: Progress) -> None:
     with open(path, "rb") as raw:
         compressed = raw.read(2) == b"\x1f\x8b"
         size = os.fstat(raw.fileno()).st_size
@@ -90,8 +91,7 @@ def _feed(parser: _core.ArpaParser, path: Path, progress: Progress | None) -> No
             unpacked += len(piece)
             refuse_bomb(size, unpacked)
             parser.feed(piece)
-            if progress is not None:
-                progress(raw.tell(), size)
+            progress(raw.tell(), size)
 
 
 class _Words:

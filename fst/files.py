@@ -78,6 +78,12 @@ def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text in UTF-8, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def save_array(path: str | os.PathLike[str], array: np.ndarray) -> None:
     """Write a ``.npy`` file, atomically.
 

@@ -67,14 +67,14 @@ def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_])
     NaN and what is above 1e30.
     """
     *batch, slots, k = arcs.shape
-    given = np.asarray(transitions)
-    if given.shape != (*batch, max(slots - 1, 0), k, k):
+    values = np.asarray(transitions)
+    if values.shape != (*batch, max(slots - 1, 0), k, k):
         names = "[n, slots - 1, k, k]" if batch else "[slots - 1, k, k]"
-        raise ValueError(f"expected transitions {names} {(*batch, max(slots - 1, 0), k, k)}, got {given.shape}")
-    if given.dtype.kind not in "fiu":
-        raise ValueError(f"expected real transitions, got {given.dtype}")
+        raise ValueError(f"expected transitions {names} {(*batch, max(slots - 1, 0), k, k)}, got {values.shape}")
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"expected real transitions, got {values.dtype}")
     with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
-        gains = np.ascontiguousarray(given, given.dtype if given.dtype == np.float16 else np.float32)
+        gains = np.ascontiguousarray(values, values.dtype if values.dtype == np.float16 else np.float32)
     least, most = (
         (-LARGEST_WEIGHT, LARGEST_WEIGHT) if gains.dtype == np.float32 else (-np.inf, float(np.finfo(np.float16).max))
     )

@@ -19,6 +19,7 @@ from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton, most_labels
 from fst.const_file import FstFile, Records, Symbols
 from fst.files import replacing
 from fst.openfst import records_of, to_openfst
+from fst.processors import ignore
 from fst.table import UNK, NgramTable
 
 TOKEN_IDS, WORDS = "token-ids", "words"
@@ -64,7 +65,7 @@ class NgramModel:
         path: str | os.PathLike[str],
         vocab: Mapping[str, int] | None = None,
         strict: bool = True,
-        progress: Progress | None = None,
+        progress: Progress = ignore,
     ) -> NgramModel:
         """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
         parsed = parse_arpa(path, vocab, strict, progress)
@@ -249,7 +250,7 @@ def arpa_to_fst(
     vocab: Mapping[str, int] | None = None,
     strict: bool = True,
     fingerprint: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
     vocab_size: int | None = None,
 ) -> list[int]:
     """Convert an ARPA file to an OpenFst ``const`` file in one pass; returns the number of n-grams of each order.

@@ -12,6 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+
+def ignore(*news: object) -> None:
+    """The default of callbacks that report progress."""
+
+
 CGROUPS = Path("/sys/fs/cgroup")
 Task = TypeVar("Task")
 Result = TypeVar("Result")

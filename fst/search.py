@@ -203,6 +203,23 @@ def describe_arcs(
     return _core.describe(lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
+def arc_posteriors(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: NgramModel | None = None,
+    alpha: float = 1.0,
+    context: Sequence[int] = (),
+    transitions: ArrayLike | None = None,
+) -> Floats:
+    """``[slots, k]`` natural log of each arc's posterior under lattice and model (Kim 2024, figure 4).
+
+    A path's probability is ``exp(score) / Z``, ``Z`` the sum over all paths; an arc's posterior is that of the paths
+    that take it, -inf where there is none. Forward and backward sums give it exactly, however many paths there are.
+    """
+    lattice = lattice_arrays(tokens, log_probs, transitions, 2)
+    return _core.posteriors(lattice, None if lm is None else lm.core, alpha, np.asarray(context, np.int64))
+
+
 def lattice_arrays(
     tokens: ArrayLike, log_probs: ArrayLike, transitions: ArrayLike | None, axes: int
 ) -> tuple[Ints, Floats, NDArray[np.float32] | None]:

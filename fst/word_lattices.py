@@ -92,17 +92,17 @@ class Lattice:
         symbols: the words of a language model (`NgramModel.symbols`); the acceptor's labels are then words by its own
             input symbol table, and words that the model lacks get ids of their own.
         """
-        given = records_of(automaton)
-        refuse_transducer(given)
-        source = np.repeat(np.arange(len(given.states)), given.states["narcs"])
-        arcs, finals = given.arcs, given.states["final"].astype(np.float64)
-        file = _topsorted(source, arcs["nextstate"], arcs["ilabel"], arcs["weight"], finals, given.start)
+        acceptor = records_of(automaton)
+        refuse_transducer(acceptor)
+        source = np.repeat(np.arange(len(acceptor.states)), acceptor.states["narcs"])
+        arcs, finals = acceptor.arcs, acceptor.states["final"].astype(np.float64)
+        file = _topsorted(source, arcs["nextstate"], arcs["ilabel"], arcs["weight"], finals, acceptor.start)
         labels = file.arcs["ilabel"]
         if symbols is None:
-            return cls._of(file, labels - 1, embedded_symbols(given.symbols)[0])
-        if given.symbols is None:
+            return cls._of(file, labels - 1, embedded_symbols(acceptor.symbols)[0])
+        if acceptor.symbols is None:
             raise ValueError("expected an FST with an input symbol table, whose words the model's are, got none")
-        vocabulary, word_of = Vocabulary(symbols), given.symbols.of_label()
+        vocabulary, word_of = Vocabulary(symbols), acceptor.symbols.of_label()
         used, index = np.unique(labels, return_inverse=True)
         if missing := set(used.tolist()) - set(word_of) - {0}:
             raise ValueError(
@@ -195,8 +195,8 @@ class Lattice:
 
     def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
         """``[arcs]`` natural log of the probability of the paths through each arc; -inf where there are none."""
-        found = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
-        posteriors: Floats = found[self._with_ends[3] >= 0]
+        every = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        posteriors: Floats = every[self._with_ends[3] >= 0]
         return posteriors
 
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:

@@ -56,11 +56,7 @@ LINE_EVERY = 60.0
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A ``tokenizers`` tokenizer from its file.
-
-    Raises:
-        ValueError: there is no such file, or it is no tokenizer.
-    """
+    """A ``tokenizers`` tokenizer from its file; ValueError where there is none."""
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -91,11 +87,7 @@ def _progress(columns: tuple[ProgressColumn, ...], written: Callable[[float], st
 
 
 class LogLines(Progress):
-    """A line for every unfinished task each `LINE_EVERY` seconds, whether or not anything has moved.
-
-    Args:
-        written: how counts are written.
-    """
+    """A line for every unfinished task each `LINE_EVERY` seconds, whether or not anything has moved."""
 
     def __init__(self, written: Callable[[float], str]) -> None:
         super().__init__(console=err, disable=True, speed_estimate_period=600)

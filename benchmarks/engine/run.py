@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,15 +25,14 @@ from transformers import AutoTokenizer
 from benchmarks.common import err, options, pooled, read_csv, run, selected, signature, table, write_csv
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
-from benchmarks.smollm2.run import chosen
-from latticebpd.measuring.spec_bench import read_questions
+from latticebpd.measuring.spec_bench import Question, read_questions
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 CONTEXT, STARTS, NEW_TOKENS, WINDOW = 200, 3, 128, 256
 READ_RANDOM = ("llama.cpp", "latticebpd")
-OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "8-calibrated", "16-calibrated")
+OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "16-calibrated")
 """How this project's answers are drafted."""
 HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
 Row = dict[str, Any]
@@ -65,6 +64,14 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
     return rows
 
 
+def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
+    """So many questions, one of each category in turn."""
+    categories: dict[str, list[Question]] = {}
+    for question in everything:
+        categories.setdefault(question.category, []).append(question)
+    return [each for rank in zip_longest(*categories.values()) for each in rank if each is not None][:limit]
+
+
 def ways(system: System) -> tuple[str, ...]:
     """How a system's answers are drafted: of this project's, those without heads only by copies."""
     if not system[0].startswith("latticebpd"):
@@ -75,7 +82,7 @@ def ways(system: System) -> tuple[str, ...]:
 def answers(known: dict[str, System], threads: list[int], count: int, file: Path) -> list[Row]:
     """Greedy answers without and with each library's own prompt lookup; ``start``: seconds to the first token."""
     chat = ChatTemplate(AutoTokenizer.from_pretrained(resolved("smollm2-135m")), None)
-    asked = list(islice(chosen(read_questions(file), count), count))
+    asked = chosen(read_questions(file), count)
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
     failed = set[Any]()

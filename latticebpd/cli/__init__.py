@@ -48,7 +48,7 @@ PANELS = {
     "n-gram models": {"lm": "lm_training.cli.lm:app"},
 }
 """By what they are for: each command's function, or group of commands, imported when it is first asked for."""
-COMMANDS = {name: place for commands in PANELS.values() for name, place in commands.items()}
+COMMANDS = {name: target for commands in PANELS.values() for name, target in commands.items()}
 
 
 class _LazyCommands(UserDict[str, Any]):

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from fst.files import require_writable
-from latticebpd.cli.tables import table_of
-from latticebpd.console import err, out, print_json, progress, writable_file
+from latticebpd.cli.tables import print_table
+from latticebpd.console import err, print_json, progress, writable_file
 
 
 def calibrate(
@@ -73,19 +73,15 @@ def calibrate(
         save(reliability_curve(reliability), plot)
         err.print(f"{plot}: written")
     if json:
-        bins = {name: values.tolist() for name, values in vars(reliability).items()}
-        print_json({**asdict(calibration), "reliability": bins})
+        measured = {name: values.tolist() for name, values in vars(reliability).items()}
+        print_json({**asdict(calibration), "reliability": measured})
         return
-    table = table_of(
-        f"nats a token on {len(calibration.examples)} {calibration.unit}s, each by weights of the other half",
-        "slot",
-        "nats",
-    )
-    for slot, nats in enumerate(calibration.nats, 1):
-        table.add_row("behind" if calibration.further and slot == len(calibration.nats) else f"{slot}", f"{nats:.3f}")
-    out.print(table)
-    table = table_of("drafted tokens by predicted probability", "predicted", "right", "tokens")
-    for predicted, observed, count in zip(reliability.predicted, reliability.observed, reliability.count, strict=True):
-        if count:
-            table.add_row(f"{predicted:.3f}", f"{observed:.3f}", f"{count}")
-    out.print(table)
+    title = f"nats a token on {len(calibration.examples)} {calibration.unit}s, each by weights of the other half"
+    slots_shown = [f"{slot}" for slot in range(1, len(calibration.nats) + 1)]
+    if calibration.further:
+        slots_shown[-1] = "behind"
+    nats = map("{:.3f}".format, calibration.nats)
+    print_table(title, ("slot", "nats"), zip(slots_shown, nats, strict=True))
+    bins = zip(reliability.predicted, reliability.observed, reliability.count, strict=True)
+    rows = ([f"{predicted:.3f}", f"{observed:.3f}", f"{count}"] for predicted, observed, count in bins if count)
+    print_table("drafted tokens by predicted probability", ("predicted", "right", "tokens"), rows)

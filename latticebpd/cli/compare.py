@@ -12,7 +12,7 @@ from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, deco
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.cli.oracle import BY, EXCLUDE, excluded, write_tally
-from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_csv, print_decoded, table_of
+from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_csv, print_decoded, print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
@@ -199,18 +199,16 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Fitted
 def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> None:
     steps = comparison.signature.steps
     title = f"{comparison.signature.counted}, {comparison.num_lattices} lattices"
-    table = table_of(title, "system", "tokens/call", "with prefill", "gain (95%)", "headroom", "verified", steps)
-    for row in rows:
-        table.add_row(
-            row["system"],
-            f"{row['block_efficiency']:.3f}",
-            number(row["block_efficiency_with_prefill"], ".3f"),
+    headings = ("system", "tokens/call", "with prefill", "gain (95%)", "headroom", "verified", steps)
+    lines = (
+        [
+            row["system"], f"{row['block_efficiency']:.3f}", number(row["block_efficiency_with_prefill"], ".3f"),
             f"{number(row['gain_low'], '+.2f')}…{number(row['gain_high'], '+.2f')}",
-            number(row["headroom_recovered"], ".0%"),
-            f"{row['verified_tokens']:.1f}",
-            f"{row['steps']}",
-        )
-    out.print(table)
+            number(row["headroom_recovered"], ".0%"), f"{row['verified_tokens']:.1f}", f"{row['steps']}",
+        ]
+        for row in rows
+    )  # fmt: skip
+    print_table(title, headings, lines)
     ends = ("win", "tie", "loss", "misranked", "cut", "not_in_lattice")
     repetition = ("repair", "regress", "consecutive_repeats", "longest_run")
     for title, columns in (
@@ -218,10 +216,8 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
         (f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run", repetition),
     ):
         words = (name.replace("consecutive_repeats", "equal neighbours").replace("_", " ") for name in columns)
-        table = table_of(title, "system", *words)
-        for row in rows:
-            table.add_row(row["system"], *(f"{row[name]:.1f}" for name in columns))
-        out.print(table)
+        shares = ([row["system"], *(f"{row[name]:.1f}" for name in columns)] for row in rows)
+        print_table(title, ("system", *words), shares)
     out.print(
         "misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to"
         " draft it."
@@ -229,12 +225,11 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
 
 
 def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
-    table = table_of(f"tokens/call by weight of the language model, by {sweeps[0].by}", "alpha", *names)
-    for i, alpha in enumerate(sweeps[0].alphas):
-        table.add_row(
-            f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps)
-        )
-    out.print(table)
+    rows = (
+        [f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps)]
+        for i, alpha in enumerate(sweeps[0].alphas)
+    )
+    print_table(f"tokens/call by weight of the language model, by {sweeps[0].by}", ("alpha", *names), rows)
 
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -57,10 +57,11 @@ def ddg(
     if initial is InitialName.previous:
         advice = "`latticebpd jacobi` takes earlier outputs"
         raise ValueError(f"expected --initial padding, random, source, heads or ngram, got previous; {advice}")
-    texts = read_texts(file, source, None, None, limit).inputs
+    texts, _ = read_texts(file, source, None, None, limit)
     quiet_transformers()
     import torch
 
+    from fst.files import write_text
     from latticebpd.decoding.front_door import load
     from latticebpd.jacobi.analysis import analyse, corpus_statistics, write_csv
 
@@ -88,9 +89,8 @@ def ddg(
     for path in output:
         if path.suffix.lower() == ".html":
             from latticebpd.report.dependency_plots import graphs_page
-            from latticebpd.report.page import write_page
 
-            write_page(path, graphs_page(sentences, statistics, settings))
+            write_text(path, graphs_page(sentences, statistics, settings))
             continue
         from latticebpd.report.dependency_plots import picture
         from latticebpd.report.plots import save
@@ -124,8 +124,9 @@ def _print(statistics: CorpusStatistics) -> None:
     )  # fmt: skip
     counts = f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations"
     print_table(
+        f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
         ("class", "tokens", "in parallel", "iteration", "waits", "for the last"),
         rows,
+        no_wrap=True,
         caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
-        title=f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
     )

@@ -1,5 +1,4 @@
-"""Decodes by a model: the option that all commands have, and what ``compare`` and ``report`` decode beside what
-lattices tell."""
+"""Decodes by a model: options of ``compare`` and ``report``, which decode some texts next to their replays."""
 
 from __future__ import annotations
 
@@ -57,12 +56,8 @@ def decode_again(
     field: str = "reference",
     prompt_context: bool = True,
 ) -> tuple[Decoded, dict[str, list[float]]]:
-    """Decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality.
-
-    Args:
-        loaded: the model that decodes, and its drafter.
-        k: arcs per slot.
-    """
+    """Decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their
+    quality."""
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.lattices.shards import text_ends, texts_of
     from latticebpd.measuring.examples import remaining_texts
@@ -120,11 +115,7 @@ def _words(tokenizer: Any, tokens: list[int]) -> str:
 
 
 def read_references(path: Path, field: str, count: int) -> list[list[str]]:
-    """Of every text, its references.
-
-    Raises:
-        ValueError: not ``count`` lines, or a record without the field.
-    """
+    """Of every text, its references; ValueError for other than ``count`` lines, or a record without the field."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(lines) != count:
         raise ValueError(f"{path}: expected one line for each of the lattices' {count} texts, got {len(lines)}")

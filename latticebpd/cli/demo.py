@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,7 +11,7 @@ from rich.text import Text
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
-from latticebpd.cli.tables import table_of
+from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def demo(
         from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, systems
 
         default = TOY if model is None else REAL
-        given = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        options = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
+        chosen = {name: value for name, value in options.items() if value is not None}
         settings = replace(default, **chosen, every_system=every or default.every_system)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -80,10 +80,10 @@ def demo(
         task = bar.add_task("decoding", total=count * (1 + len(systems(loaded, [0], settings))))
         result = run_demo(loaded, settings, lambda name: bar.update(task, advance=1, description=f"decoding: {name}"))
     if json:
-        print_json(result.as_json())
+        print_json(asdict(result))
     else:
         _print(result)
-    if not result.exact:
+    if not result.texts_equal:
         problem = "a system's text differs from greedy decoding's; please report this with the signature above"
         err.print(f"latticebpd: error: {problem}")
         raise typer.Exit(1)
@@ -135,22 +135,22 @@ def _print(result: Demo) -> None:
     signature = result.signature
     count = signature["prompts"]
     title = f"{count} prompt{'s' * (count > 1)}, up to {signature['max_new_tokens']} tokens each"
-    headings = ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
-    table = table_of(title, "system", *headings, no_wrap=True)
+    headings = ("system", "tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
+    rows: list[tuple[str, ...]] = []
     first = flagship(system.name for system in result.systems)
     for system in sorted(result.systems, key=lambda system: system.name != first):
         speed_up = system.tokens_per_second / result.generate_tokens_per_second
-        table.add_row(
+        rows.append((
             system.name, f"{system.block_efficiency:.3f}", f"{system.verified_tokens_per_call:.1f}",
             _rate(system.tokens_per_second), f"{speed_up:.2f}×", f"{system.calls}", f"{system.tokens}",
-        )  # fmt: skip
+        ))  # fmt: skip
         if system.name == first:
-            table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
-    out.print(table)
+            rows.append(("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", ""))
+    print_table(title, headings, rows, no_wrap=True)
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
-    equal = "all" if result.generate_texts == count else result.generate_texts
+    equal = "all" if result.texts_of_generate == count else result.texts_of_generate
     same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."
-    out.print(same if result.exact else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
+    out.print(same if result.texts_equal else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
     if result.left_out:
         out.print(f"Left out: {', '.join(result.left_out)}; --all decodes with them too.", soft_wrap=True)
     if result.machine_busy:

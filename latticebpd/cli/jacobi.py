@@ -72,13 +72,13 @@ def jacobi(
 
     Example: [bold]latticebpd jacobi test.jsonl --model translator --source en --target de -o test.de[/bold]
     """
-    texts = read_texts(file, source, target, references, limit)
-    earlier = _earlier(previous, initial, len(texts.inputs))
-    bleu = _bleu() if texts.references is not None else None
+    texts, wanted = read_texts(file, source, target, references, limit)
+    earlier = _earlier(previous, initial, len(texts))
+    bleu = _bleu() if wanted is not None else None
     quiet_transformers()
     import torch
 
-    from fst.files import replacing
+    from fst.files import write_text
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.session import Session
@@ -92,7 +92,7 @@ def jacobi(
     served = loaded.model
     base = BaseModel.of(served)
     tokenizer: Any = loaded.tokenizer
-    inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
+    inputs = [tokenizer(text)["input_ids"] for text in texts]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
@@ -123,11 +123,10 @@ def jacobi(
         for each, run in runs.items()
     }
     if output is not None:
-        with replacing(output) as temporary:
-            temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
+        write_text(output, "".join(" ".join(line.split()) + "\n" for line in written[name]))
     scores, signature = {}, None
     if bleu is not None:
-        scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
+        scores = {each: bleu.corpus_score(lines, [wanted]).score for each, lines in written.items()}
         signature = str(bleu.get_signature())
     target_length = "not needed" if algorithm is Algorithm.hybrid else length
     options = {"texts": len(inputs), "batch_size": batch_size, "max_new_tokens": max_new_tokens}
@@ -230,12 +229,14 @@ def _print(record: dict[str, Any]) -> None:
         costs |= {"FLOPs / speedup over greedy": "{flops_per_speed:.3g}"}
     columns |= {"BLEU": "{bleu:.2f}"} if signature else {}
     for forms in (columns, costs):
-        print_table(forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]))
+        print_table(
+            None, forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]), no_wrap=True
+        )
     if compared:
         spread = {key.removesuffix("_speedup"): values for key, values in record["per_text"].items()}
         quantiles = [f"{100 * float(quantile):g} %" for quantile in spread["time"]]
         lines = ([name, *(f"{value:.2f}×" for value in values.values())] for name, values in spread.items())
-        print_table(["quantile", *quantiles], lines, title="speedup over greedy, text by text")
+        print_table("speedup over greedy, text by text", ["quantile", *quantiles], lines, no_wrap=True)
     if signature:
         out.print(f"BLEU: {signature}", style="dim")
     out.print(record["settings"], style="dim")

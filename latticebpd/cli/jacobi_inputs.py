@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +26,10 @@ class InitialName(StrEnum):
     ngram = "ngram"
 
 
-@dataclass(frozen=True)
-class JacobiInputs:
-    """Inputs, and references if any."""
-
-    inputs: list[str]
-    references: list[str] | None
-
-
-def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> JacobiInputs:
-    """The texts of a file, one a line; of a ``.jsonl`` file, the fields ``source`` and ``target`` of its objects.
+def read_texts(
+    path: Path, source: str, target: str | None, references: Path | None, limit: int | None
+) -> tuple[list[str], list[str] | None]:
+    """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects.
 
     Raises:
         ValueError: a line without text, no text at all, or another number of references.
@@ -55,7 +48,7 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         if len(targets) != len(inputs):
             expected = f"{len(inputs)} references, one a line as in {path}"
             raise ValueError(f"{references}: expected {expected}, got {len(targets)}")
-    return JacobiInputs(inputs, targets)
+    return inputs, targets
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:
@@ -92,16 +85,10 @@ def initial_values(
     seed: int,
     previous: Sequence[list[int]],
 ) -> Initial:
-    """The initialisation of a name.
+    """The initialisation of a name; ValueError where it lacks its heads or its n-gram model.
 
-    Args:
-        model: has the heads, and the vocabulary of random tokens.
-        lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot.
-        seed: of random tokens.
-        previous: earlier outputs as tokens, one for every text.
-
-    Raises:
-        ValueError: ``heads`` without a model with heads, or ``ngram`` without an n-gram model.
+    lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot. previous: earlier
+    outputs as tokens, one for every text.
     """
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM

@@ -27,12 +27,7 @@ def named_paths(
 
 
 def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
-    """Language models by name, see :func:`named_paths`, each with the weights that are stored with it.
-
-    Raises:
-        ValueError: as there, or a path that is no model.
-        FileNotFoundError: there is no such file.
-    """
+    """Language models by name, see :func:`named_paths`; ValueError for a path that is no model."""
     from latticebpd.scoring.rescoring import as_scorer
 
     def is_name(name: str) -> bool:

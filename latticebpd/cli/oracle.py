@@ -10,7 +10,7 @@ import typer
 
 from latticebpd.cli import tables
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
+from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
 from latticebpd.lattices.json_files import write_json
 
 if TYPE_CHECKING:
@@ -179,22 +179,16 @@ def _rows(counted: OracleTally) -> list[dict[str, Any]]:
 
 def _print_tables(counted: OracleTally, rows: list[dict[str, Any]]) -> None:
     steps, by = counted.signature.steps, counted.signature.counted
-    table = tables.table_of(
-        f"oracle block efficiency {by}, {counted.num_lattices} lattices", "k", "heads", "tokens/call", "at best"
-    )
-    for row in rows:
-        numbers = [row["block_efficiency"], row["best_block_efficiency"]]
-        table.add_row(f"{row['k']}", f"{row['heads']}", *(tables.number(value, ".3f") for value in numbers))
-    out.print(table)
+    names = [[f"{row['k']}", f"{row['heads']}"] for row in rows]
+    numbers = ((row["block_efficiency"], row["best_block_efficiency"]) for row in rows)
+    lines = ([*name, *(tables.number(each, ".3f") for each in pair)] for name, pair in zip(names, numbers, strict=True))
+    title = f"oracle block efficiency {by}, {counted.num_lattices} lattices"
+    tables.print_table(title, ("k", "heads", "tokens/call", "at best"), lines)
     lengths = [f"{length}" for length in range(counted.counts.shape[2])]
-    table = tables.table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
-    for row, shares in zip(rows, counted.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
-        table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{share:.1f}" for share in shares))
-    out.print(table)
-    if not counted.lost.any():
-        return
-    columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
-    table = tables.table_of(f"where vanilla drafts end, % of {steps}", *columns)
-    for head, causes in enumerate(counted.lost_share.tolist(), 2):
-        table.add_row(f"{head}", *(f"{cause:.1f}" for cause in causes))
-    out.print(table)
+    shares = counted.accepted_share.reshape(len(rows), -1).tolist()
+    lines = ([*name, *map("{:.1f}".format, each)] for name, each in zip(names, shares, strict=True))
+    tables.print_table(f"{steps} by accepted drafted tokens, %", ("k", "heads", *lengths), lines)
+    if counted.lost.any():
+        columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
+        lines = ([f"{head}", *map("{:.1f}".format, each)] for head, each in enumerate(counted.lost_share.tolist(), 2))
+        tables.print_table(f"where vanilla drafts end, % of {steps}", columns, lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.model_options import WEIGHTS
-from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
+from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
 """Tokens, or texts, of the largest pass."""
@@ -46,7 +46,7 @@ def profile(
     quiet_transformers()
     import torch
 
-    from latticebpd.cli.tables import table_of
+    from latticebpd.cli.tables import print_table
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile as profiled
 
@@ -73,14 +73,10 @@ def profile(
     if json:
         print_json(asdict(costs))
         return
-    table = table_of(
-        f"milliseconds of a pass, the median of {rounds}",
-        "tokens",
-        *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows),
-    )
-    for column, width in enumerate(costs.columns):
-        table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in costs.seconds))
+    sizes = {f"{width}": [row[column] for row in costs.seconds] for column, width in enumerate(costs.columns)}
     if costs.drafting:
-        table.add_row("drafts", *(f"{each * 1e3:.1f}" for each in costs.drafting))
-    out.print(table)
+        sizes["drafts"] = [*costs.drafting]
+    lines = ([name, *(f"{each * 1e3:.1f}" for each in seconds)] for name, seconds in sizes.items())
+    headings = ("tokens", *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows))
+    print_table(f"milliseconds of a pass, the shortest of {rounds}", headings, lines)
     err.print("|".join(f"{name}:{value}" for name, value in costs.about.items()), style="dim")

@@ -26,11 +26,7 @@ class PausedDecode:
 
     seconds: that it has run, pauses apart.  tokens: written so far.  result: None until it has ended.
 
-    Args:
-        name: of its drafting system.
-        decode: the decode, given its streamer.
-        text_of: tokens -> text.
-        before: text that the decode continues.
+    decode: the decode, by its streamer. text_of: tokens -> text. before: text that the decode continues.
     """
 
     def __init__(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from latticebpd.cli import model_options
-from latticebpd.cli.tables import table_of
-from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.tables import print_table
+from latticebpd.console import err, print_json, progress, quiet_transformers, writable_file
 
 
 def spec_bench(
@@ -62,15 +63,9 @@ def spec_bench(
 
     torch.set_num_threads(threads)
     loaded = load(
-        model,
-        lm,
-        drafter=drafter_model,
-        chat=chat,
-        system_prompt=system_prompt,
-        ignore_beams=ignore_beams,
-        weights=weights,
-        bigram=bigram,
-    )
+        model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
+        weights=weights, bigram=bigram,
+    )  # fmt: skip
     drafter = model_options.named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
@@ -88,33 +83,20 @@ def spec_bench(
     results = answers.results()
     if json:
         print_json({
-            "tasks": [
-                {
-                    "task": result.task,
-                    "questions": result.questions,
-                    "mean_accepted": result.mean_accepted,
-                    "tokens_per_second": result.tokens_per_second,
-                    "greedy_tokens_per_second": result.greedy_tokens_per_second,
-                    "speedup": result.speedup,
-                }
-                for result in results
-            ],
+            "tasks": [{**asdict(result), "speedup": result.speedup} for result in results],
             "cut_prompts": answers.cut,
             "differing_answers": answers.differing,
         })  # fmt: skip
         return
-    headings = ("questions", "mean accepted\ntokens", "tokens/s", "greedy\ntokens/s", "speed-up")
-    table = table_of(f"Spec-Bench, up to {max_new_tokens} tokens a turn", "task", *headings, no_wrap=True)
-    for result in results:
-        numbers = (result.tokens_per_second, result.greedy_tokens_per_second)
-        table.add_row(
-            result.task,
-            f"{result.questions}",
-            f"{result.mean_accepted:.2f}",
-            *(f"{n:.0f}" for n in numbers),
-            f"{result.speedup:.2f}×",
-        )
-    out.print(table)
+    headings = ("task", "questions", "mean accepted\ntokens", "tokens/s", "greedy\ntokens/s", "speed-up")
+    rows = (
+        [
+            each.task, f"{each.questions}", f"{each.mean_accepted:.2f}", f"{each.tokens_per_second:.0f}",
+            f"{each.greedy_tokens_per_second:.0f}", f"{each.speedup:.2f}×",
+        ]
+        for each in results
+    )  # fmt: skip
+    print_table(f"Spec-Bench, up to {max_new_tokens} tokens a turn", headings, rows, no_wrap=True)
     if answers.cut:
         err.print(f"{answers.cut} prompts were longer than the model's context and lost their beginning", style="dim")
     if answers.differing:

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from latticebpd.measuring.model_decodes import Decoded
 
 
-def table_of(title: str | None, first: str, *columns: str, no_wrap: bool = False, caption: str | None = None) -> Table:
+def print_table(
+    title: str | None,
+    headings: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    no_wrap: bool = False,
+    caption: str | None = None,
+    bold: int | None = None,
+) -> None:
+    """A table of names and numbers; no_wrap: of the names. bold: the row to stress."""
+    first, *columns = headings
     table = Table(title=title, box=box.SIMPLE_HEAD, caption=caption)
     table.add_column(first, no_wrap=no_wrap)
     for name in columns:
         table.add_column(name, justify="right")
-    return table
-
-
-def print_table(
-    headings: Iterable[str], rows: Iterable[Sequence[str]], title: str | None = None, caption: str | None = None
-) -> None:
-    """A table of names, which are not wrapped, and numbers."""
-    table = table_of(title, *headings, no_wrap=True, caption=caption)
-    for row in rows:
-        table.add_row(*row)
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold" if number == bold else None)
     out.print(table)
 
 
@@ -75,15 +77,13 @@ def print_decoded(rows: Sequence[dict[str, Any]], first: str, columns: Sequence[
     """Decodes by the model: some columns of their rows."""
     names = {"block_efficiency": "tokens/call", "block_efficiency_with_prefill": "with prefill"}
     names["differing_texts"] = "other texts"
-    title = f"decoded by the model, {rows[0]['texts']} texts"
-    table = table_of(title, first, *(names.get(each, each) for each in columns))
-    for row in rows:
-        values = (
-            f"{row[each]}" if isinstance(row[each], int) else number(row[each], ".3f" if each in names else ".2f")
-            for each in columns
-        )
-        table.add_row(f"{row[first]}", *values)
-    out.print(table)
+
+    def shown(row: dict[str, Any], each: str) -> str:
+        return f"{row[each]}" if isinstance(row[each], int) else number(row[each], ".3f" if each in names else ".2f")
+
+    lines = ([f"{row[first]}", *(shown(row, each) for each in columns)] for row in rows)
+    headings = [first, *(names.get(each, each) for each in columns)]
+    print_table(f"decoded by the model, {rows[0]['texts']} texts", headings, lines)
 
 
 def warn_differing(texts: int) -> None:

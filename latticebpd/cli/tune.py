@@ -10,8 +10,8 @@ import typer
 
 from fst.files import require_writable
 from latticebpd.cli.lm_option import alphas_of
-from latticebpd.cli.tables import table_of
-from latticebpd.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.tables import print_table
+from latticebpd.console import err, print_json, progress, quiet_transformers
 from latticebpd.scoring.weights import POSITION
 
 
@@ -84,7 +84,6 @@ def tune(
         return
     for each in tunings:
         counted = f"{len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}"
-        table = table_of(f"{each.system} on {counted}", "alpha", f"tokens/call, by {each.by}")
-        for alpha, efficiency in zip(each.alphas, each.block_efficiency, strict=True):
-            table.add_row(f"{alpha:g}", f"{efficiency:.4f}", style="bold" if alpha == each.alpha else None)
-        out.print(table)
+        headings = ("alpha", f"tokens/call, by {each.by}")
+        rows = ([f"{alpha:g}", f"{value:.4f}"] for alpha, value in zip(each.alphas, each.block_efficiency, strict=True))
+        print_table(f"{each.system} on {counted}", headings, rows, bold=each.alphas.index(each.alpha))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fst.files import replacing
+from fst.processors import ignore
 from latticebpd.jacobi.dependencies import Dependencies, dependencies
 from latticebpd.jacobi.initial_values import Initial
 from latticebpd.jacobi.solution import UNKNOWN, TokenStatus, Trajectory, trajectory
@@ -67,18 +68,12 @@ def analyse(
     initial: Initial | None = None,
     block_size: int | None = None,
     max_new_tokens: int = 128,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], object] = ignore,
 ) -> Sentence:
     """Decode a text by Jacobi iteration and measure what its tokens waited for.
 
-    Args:
-        model: any causal LM or encoder-decoder.
-        tokenizer: its ``transformers`` tokenizer.
-        text: the input.
-        initial: first values; padding by default.
-        block_size: None solves the whole text together; a first decode in small blocks finds its length.
-        max_new_tokens: length limit.
-        on_progress: called now and then with the finished share.
+    block_size: None solves the whole text together; a first decode in small blocks finds its length. on_progress:
+    called with the finished share.
     """
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     options: Any = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}  # no id means padding

@@ -24,6 +24,7 @@ from typing import Unpack
 import numpy as np
 import torch
 
+from fst.processors import ignore
 from latticebpd.decoding.decode_rows import Ids
 from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
@@ -89,7 +90,7 @@ def dependencies(
     input_ids: Ids,
     trajectory: Trajectory,
     *,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], object] = ignore,
     **options: Unpack[SessionOptions],
 ) -> Dependencies:
     """Measure one text's dependencies; each possible cause costs a reading of the text up to the changed position.
@@ -97,7 +98,7 @@ def dependencies(
     Args:
         model, input_ids, options: as for the decode; a single prompt or source without padding.
         trajectory: the decode's.
-        on_progress: called now and then with the finished share.
+        on_progress: called with the finished share.
 
     Raises:
         ValueError: more than one prompt, or a text that the model does not write for this prompt.
@@ -113,8 +114,7 @@ def dependencies(
     pending = [change for change in last if change[0] > 0]
     while pending:
         changes |= _measure(session, trajectory, pending)
-        if on_progress is not None:
-            on_progress(len(changes) / (len(changes) + len(pending)))
+        on_progress(len(changes) / (len(changes) + len(pending)))
         guesses = {
             (number - 1, cause)
             for number, position in pending

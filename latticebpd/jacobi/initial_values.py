@@ -101,9 +101,6 @@ class DraftedInitial:
     """A drafter's best draft: block heads' lattices, rescored or not, or copies (not in the paper).
 
     Of a tree with log-probabilities the most probable of its deepest paths is taken, else the first of them.
-
-    Args:
-        drafter: any drafter; it sees the rows as it does in ``latticebpd.generate``.
     """
 
     after_first_token: ClassVar[bool] = True

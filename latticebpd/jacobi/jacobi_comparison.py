@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fst.processors import ignore
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.jacobi.solution import Solution
+from latticebpd.lattices.texts import padded
 from latticebpd.target.stock_model import BaseModel, Model
 
 GREEDY = "greedy"
@@ -149,13 +151,8 @@ class ModelFlops:
         )
 
     def flops(self, source: int, columns: int, pairs: int, predicted: int) -> int:
-        """Operations of decoding one text.
-
-        Args:
-            source: tokens that the encoder reads.
-            columns, pairs: as in ``Solution``.
-            predicted: tokens whose states are projected to the vocabulary.
-        """
+        """Operations of decoding one text of ``source`` tokens for the encoder; columns, pairs: as in ``Solution``;
+        predicted: tokens whose states are projected to the vocabulary."""
         weights = (self.encoder_weights + self.source_weights) * source
         weights += self.decoder_weights * columns + self.output_weights * predicted
         attention = self.encoder_attention * source**2 + self.cross_attention * columns * source
@@ -233,19 +230,15 @@ def compare(
     batch_size: int = 1,
     warm_ups: int = 2,
     clock: Callable[[], float] = time.perf_counter,
-    on_batch: Callable[[], None] | None = None,
+    on_batch: Callable[[], object] = ignore,
 ) -> dict[str, SystemRun]:
     """Decode all inputs with all systems.
 
     Args:
         systems: by name; if ``greedy`` is the first, the others get its texts' lengths.
-        inputs: token ids.
         pad: the token that fills a batch; it is masked.
         pad_left: side of the padding: left for a causal LM, right for an encoder, whose positions count from the left.
-        batch_size: texts decoded together; 1 in the paper.
         warm_ups: first batches that are decoded once more before, unmeasured.
-        clock: returns seconds.
-        on_batch: called after every batch.
     """
     if not inputs:
         raise ValueError("expected at least one text, got none")
@@ -264,15 +257,10 @@ def compare(
                 batch = replace(batch, lengths=[len(row) for row in decoded.tokens])
             if number >= min(warm_ups, len(batches)):
                 runs[name].add(decoded, seconds)
-        if on_batch is not None:
-            on_batch()
+        on_batch()
     return runs
 
 
 def _batch(rows: Sequence[Sequence[int]], start: int, pad: int, pad_left: bool) -> Batch:
-    width = max(map(len, rows))
-    ids, mask = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.long)
-    for i, row in enumerate(rows):
-        columns = slice(width - len(row), None) if pad_left else slice(len(row))
-        ids[i, columns], mask[i, columns] = torch.tensor(row), 1
+    ids, mask = map(torch.from_numpy, padded(rows, pad, pad_left))
     return Batch(ids, mask, start)

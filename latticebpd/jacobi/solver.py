@@ -59,9 +59,7 @@ class _Row:
     def update(self, computed: list[int], hidden: Tensor, unread: int) -> list[int]:
         """Apply a pass that read ``unread`` settled tokens, and return the newly settled ones.
 
-        Args:
-            computed: the block's first values, at most all.
-            hidden: ``[columns, hidden]``, the states that predicted them.
+        computed: the block's first values, at most all. hidden: ``[columns, hidden]``, the states that predicted them.
         """
         differing = [i for i, (old, new) in enumerate(zip(self.values, computed, strict=False)) if old != new]
         agreeing = min([*differing, len(computed) - 1])
@@ -107,10 +105,8 @@ def gauss_seidel_jacobi(
 
     With blocks of one it is greedy decoding, with blocks as long as the text it is :func:`jacobi`.
 
-    Args:
-        model, inputs, initial, options: as for :func:`jacobi`.
-        block_size: tokens solved together, >= 1.
-        length: the target's, known or estimated; it cuts the block that reaches beyond it. None cuts none.
+    length: the target's, known or estimated; it cuts the block that reaches beyond it. None cuts none. Other arguments
+    are as for :func:`jacobi`.
     """
     return solve(model, inputs, BlockSchedule(block_size, length), initial, **options)
 
@@ -127,10 +123,7 @@ def hybrid_jacobi(
 
     It needs no length: the text ends with an end-of-text token in a block's settled part.
 
-    Args:
-        model, inputs, initial, options: as for :func:`jacobi`.
-        block_size: tokens solved together, >= 1.
-        max_length: new tokens decoded in blocks, >= 0; 0 is greedy decoding.
+    max_length: new tokens decoded in blocks, >= 0; 0 is greedy decoding. Other arguments are as for :func:`jacobi`.
     """
     return solve(model, inputs, BlockSchedule(block_size, max_length=max_length), initial, **options)
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from fst.files import replacing
+from fst.files import write_text
 from fst.printable import plain_words
 
 T = TypeVar("T")
@@ -69,5 +69,4 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = None) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(record, indent=indent) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(record, indent=indent) + "\n")

@@ -146,3 +146,13 @@ class Texts:
         """Read what ``save`` wrote; ValueError, by the file's name, for a damaged one."""
         with opened(path, "texts as `latticebpd distill` and `latticebpd lattices` write them") as archive:
             return cls(**read_arrays(archive, cls.ARRAYS))
+
+
+def padded(rows: Sequence[Sequence[int] | np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids ``[rows, longest]`` int64, padded with ``fill`` on the right or left; and the mask, 0 at padding."""
+    width = max(map(len, rows), default=0)
+    ids, mask = np.full((len(rows), width), fill, dtype=np.int64), np.zeros((len(rows), width), dtype=np.int64)
+    for number, row in enumerate(rows):
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[number, columns], mask[number, columns] = row, 1
+    return ids, mask

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import fst
+from fst.processors import ignore
 from fst.search import FEATURES
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
@@ -91,7 +92,7 @@ def calibrate(
     positions: int = 6000,
     seed: int = 0,
     features: Sequence[str] = FEATURES,
-    on_lattice: Callable[[], object] | None = None,
+    on_lattice: Callable[[], object] = ignore,
 ) -> tuple[Calibration, Reliability]:
     """Weights for the lattices of a drafter and an n-gram model, fitted to random examples.
 
@@ -101,7 +102,6 @@ def calibrate(
         paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
         examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
         features: those with a weight; the others' is 0.
-        on_lattice: called after each lattice, for progress.
 
     Raises:
         ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
@@ -124,8 +124,7 @@ def calibrate(
         if rng.random() < share:
             for slot, observed in enumerate(_observations(lattices, row, lm, indexes)):
                 halves[half_of[example]][min(slot, slots)].append(observed)
-        if on_lattice is not None:
-            on_lattice()
+        on_lattice()
     if not all(half[0] for half in halves):
         raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
     allowed = torch.tensor([float(name in features) for name in FEATURES])

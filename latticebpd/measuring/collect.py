@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fst.processors import ignore
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
 from latticebpd.drafters.family import FamilySource
@@ -31,7 +32,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.npz import is_intact
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
 from latticebpd.target.stock_model import BaseModel, Model
@@ -76,7 +77,7 @@ def collect(
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], object] = ignore,
 ) -> tuple[LatticeSet, Texts]:
     """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
 
@@ -84,8 +85,6 @@ def collect(
         drafts: a drafter next to its target; a blockwise model stands for its heads.
         data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
             them is taken from here.
-        batch_size: prompts decoded together.
-        on_text: called after each text, for progress.
 
     Raises:
         ValueError: a source that is longer than an encoder–decoder can read.
@@ -114,15 +113,14 @@ def collect(
             parts.append(text_lattices(drafts, read, positions, options.context_length, len(parts), source))
             rows.append(text[: prompt_length + new])
             prompt_lengths.append(prompt_length)
-        if on_text is not None:
-            on_text()
+        on_text()
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
     kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
     origin = f"{drafts.weights}, {kind}"
-    found = replace(LatticeSet.joined(parts), origin=origin)
+    lattices = replace(LatticeSet.joined(parts), origin=origin)
     if not options.prompt_context:
-        (found,) = without_prompts([found])
-    return found, Texts.of_rows(rows, prompt_lengths)
+        (lattices,) = without_prompts([lattices])
+    return lattices, Texts.of_rows(rows, prompt_lengths)
 
 
 def collect_shards(
@@ -133,7 +131,7 @@ def collect_shards(
     shard_texts: int = 64,
     about: Mapping[str, Any] | None = None,
     batch_size: int = 8,
-    on_text: Callable[[int], None] | None = None,
+    on_text: Callable[[int], object] = ignore,
     part: tuple[int, int] = (0, 1),
 ) -> None:
     """Fill a directory with shards of ``shard_texts`` texts each; intact ones are left as they are.
@@ -166,11 +164,10 @@ def collect_shards(
     for shard, numbers in shares(len(data), shard_texts, part):
         chosen = data.chosen(numbers)
         if all(is_intact(shards.file(shard, kind)) for kind in ("shard", "texts")):
-            if on_text is not None:
-                on_text(len(chosen))
+            on_text(len(chosen))
             empty &= not num_lattices([shards.file(shard)])
             continue
-        lattices, texts = collect(drafts, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
+        lattices, texts = collect(drafts, chosen, options, batch_size, lambda: on_text(1))
         texts.save(shards.file(shard, "texts"))
         lattices.save(shards.file(shard))  # last: what is there is complete
         empty &= not len(lattices)
@@ -179,11 +176,7 @@ def collect_shards(
 
 
 def as_source(drafts: FamilySource | BlockwiseLM, k: int) -> FamilySource:
-    """The drafter's lattices with ``k`` arcs per slot.
-
-    Raises:
-        ValueError: more arcs than the drafter knows tokens.
-    """
+    """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
     source: FamilySource = HeadLattices(drafts, k) if isinstance(drafts, BlockwiseLM) else drafts
     if k > source.num_tokens:
         raise ValueError(
@@ -250,23 +243,10 @@ def _written(
     prompts = [text[:length] for text, length in data.items()]
     for begin in range(0, len(prompts), batch_size):
         batch = prompts[begin : begin + batch_size]
-        width = max(map(len, batch))
-        ids, mask = [], []
-        for prompt in batch:
-            padding, ones = [0] * (width - len(prompt)), [1] * len(prompt)
-            # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from
-            # the left.
-            ids.append(prompt + padding if is_encoder_decoder else padding + prompt)
-            mask.append(ones + padding if is_encoder_decoder else padding + ones)
-        out = generate(
-            model,
-            ids,
-            NoDrafter(),
-            max_new_tokens=max_new_tokens,
-            eos_token_id=eos_ids,
-            attention_mask=mask,
-            trace=True,
-        )
+        # A text goes on at its prompt's right end; an encoder counts a source's positions from the left.
+        ids, mask = padded(batch, 0, left=not is_encoder_decoder)
+        options: Any = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_ids, "trace": True}
+        out = generate(model, ids.tolist(), NoDrafter(), attention_mask=mask.tolist(), **options)
         for row, prompt in enumerate(batch):
             yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
 

@@ -174,12 +174,8 @@ def compare(
         signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
         lengths = np.stack([each.lengths for each in outcomes], axis=1)
-        if signature.by == DECODE and block.sequence is not None:
-            stepped = replay.add(block.sequence, lengths)
-            result.texts[0] = replay.texts
-            tokens = np.ones_like(lengths)  # every position is written once
-        else:
-            stepped, tokens = np.ones(lengths.shape, bool), lengths + 1
+        stepped, tokens = replay.steps(signature.by, block, lengths)
+        result.texts[0] = replay.texts
         _add(result, block, outcomes, stepped)
         _resample(result.resampled, numbers, np.stack([tokens, stepped], axis=2), seed)
     return result

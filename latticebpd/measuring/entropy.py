@@ -23,7 +23,6 @@ from latticebpd.measuring.lattice_files import first_and_all
 from latticebpd.measuring.oracle_tally import lengths_of, ranks
 from latticebpd.measuring.replay import DecodeReplay
 from latticebpd.measuring.signature import Signature, counted_by
-from latticebpd.scoring.weights import DECODE
 
 BIN = 0.25
 """Width of the histograms' bins, nats."""
@@ -145,9 +144,7 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
             written = "as `latticebpd lattices` writes them"
             raise ValueError(f"expected lattices with entropies, {written}, or a vocabulary's size; got neither")
         lengths = lengths_of(ranks(block), 1)
-        stepped, tokens = np.ones(len(block), bool), lengths + 1
-        if signature.by == DECODE and block.sequence is not None:
-            stepped, tokens = replay.add(block.sequence, lengths), np.ones_like(lengths)
+        stepped, tokens = replay.steps(signature.by, block, lengths)
         middle = (low + high) / 2
         bins = np.minimum((middle / BIN).astype(np.int64), histogram.shape[1] - 1)
         for head in range(size):

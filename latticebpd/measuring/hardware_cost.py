@@ -174,8 +174,8 @@ def hardware_cost(
     if mode not in MODES:
         raise ValueError(f"expected a mode among {', '.join(MODES)}, got {mode!r}")
     if not decodings or not lengths or min(lengths) < 0:
-        given = f"{len(decodings)} systems and lengths {list(lengths)}"
-        raise ValueError(f"expected at least one system and lengths >= 0, got {given}")
+        got = f"{len(decodings)} systems and lengths {list(lengths)}"
+        raise ValueError(f"expected at least one system and lengths >= 0, got {got}")
     for decoding in decodings:
         if not (decoding.block_efficiency >= 1 and decoding.verified >= 0 and decoding.steps >= 1):
             least = "block efficiency and steps >= 1 and verified tokens >= 0"

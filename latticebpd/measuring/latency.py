@@ -48,11 +48,8 @@ def rescoring_latency(
 ) -> Latency:
     """Time the search for the best paths over lattice and n-gram model.
 
-    Args:
-        lattices: real ones; several are joined end to end for more slots than they have.
-        scorer: the n-gram model, or none.
-        ps: numbers of paths to find. slots, ks: shapes to find the best path of.
-        count: lattices to time, at most. repeats: runs over all of them. clock: seconds.
+    lattices: several are joined end to end for more slots than they have. ps: numbers of paths to find. slots, ks:
+    shapes to find the best path of. count: lattices to time, at most. repeats: runs over all of them.
     """
     if not len(lattices):
         raise ValueError("expected at least one lattice, got none")

@@ -157,7 +157,7 @@ def without_prompts(blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
         yield replace(block, context=np.where(answer, block.context, PADDING))
 
 
-def with_progress(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:
+def with_progress(blocks: Iterable[LatticeSet], on_block: Callable[[int], object]) -> Iterator[LatticeSet]:
     """The blocks; after each, ``on_block`` is called with its number of lattices."""
     for block in blocks:
         yield block

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
@@ -77,7 +79,7 @@ def decode(
     model: Model,
     texts: Iterable[tuple[Sequence[int], int]],
     drafters: Mapping[str, Factory],
-    on_decode: Callable[[], None] | None = None,
+    on_decode: Callable[[], object] = ignore,
     given_text: bool = False,
     rules: Mapping[str, Acceptance] = EXACT_ALONE,
     eos_ids: Sequence[int] | None = None,
@@ -87,14 +89,9 @@ def decode(
     Args:
         texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields
             them; the model's own greedy texts.
-        drafters: by name.
-        on_decode: called after each decode, for progress.
         given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
         rules: acceptance rules by name; every drafter decodes under each.
         eos_ids: tokens that end a text; None for the model's own.
-
-    Raises:
-        ValueError: no text.
     """
     ways = [
         (name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()
@@ -112,22 +109,15 @@ def decode(
             own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
             continuation = own.sequences[0, begin:].tolist()
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
-            out = generate(
-                model,
-                prompt,
-                drafter_of(continuation),
-                acceptance,
-                max_new_tokens=len(continuation),
-                eos_token_id=eos_ids,
-            )
+            options: Any = {"max_new_tokens": len(continuation), "eos_token_id": eos_ids}
+            out = generate(model, prompt, drafter_of(continuation), acceptance, **options)
             new = out.sequences[0, begin:].tolist()
             counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
             differing[row] += new != continuation
             written[row].append(([*prompt, *new], prompt_length))
-            if on_decode is not None:
-                on_decode()
+            on_decode()
     if not number:
         raise ValueError("expected at least one text, got none")
     names = tuple(name if rule == "exact" else f"{name}, {rule}" for name, _, rule, _ in ways)
@@ -164,32 +154,25 @@ def qualities(
 ) -> dict[str, list[float]]:
     """Of every measure, what the texts of each drafter and rule are worth.
 
-    Args:
-        model: whose perplexity is meant.
-        words: from token ids to a text.
-        measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``.
-        references: of every text, for all but perplexity.
-        right: tokens of each prompt and of what should follow it, and the prompt's length, for
-            ``reference-perplexity``.
-
-    Raises:
-        ValueError: an unknown measure, or references that are missing.
+    measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``. references: of every text, for
+    all but perplexity. right: tokens of each prompt and of what should follow it, and the prompt's length, for
+    ``reference-perplexity``. Raises ValueError for an unknown measure, or missing references.
     """
     check_measures(measures)
     if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
         raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for name in measures:
         if name == PERPLEXITY:
-            found[name] = [perplexity(model, texts) for texts in decoded.written]
+            values[name] = [perplexity(model, texts) for texts in decoded.written]
         elif name == OF_REFERENCES:
-            found[name] = [perplexity(model, right)] * len(decoded.names)
+            values[name] = [perplexity(model, right)] * len(decoded.names)
         else:
-            found[name] = [
+            values[name] = [
                 MEASURES[name]([words(text[length:]) for text, length in texts], references)
                 for texts in decoded.written
             ]
-    return found
+    return values
 
 
 def oracle_drafters(source_of: Callable[[int], LatticeSource], ks: Sequence[int]) -> dict[str, Factory]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import fst
+from fst.processors import ignore
 from latticebpd.measuring.calibrate import chosen, following
 from latticebpd.measuring.examples import Paths
 from latticebpd.measuring.replay import accept_length
@@ -27,15 +28,12 @@ LOSS = 0.005
 
 
 def with_needed_slots(
-    calibration: Calibration, paths: Paths, lm: fst.NgramModel | None, on_lattice: Callable[[], object] | None = None
+    calibration: Calibration, paths: Paths, lm: fst.NgramModel | None, on_lattice: Callable[[], object] = ignore
 ) -> Calibration:
     """The calibration with the fewest slots at which trees of ``SIZES`` come within ``LOSS`` of the most tokens a call.
 
-    It is unchanged where texts are not known, since there is nothing to replay.
-
-    Args:
-        paths, lm: the lattice files, or directories of them, and the n-gram model that the calibration was fitted to.
-        on_lattice: called after each lattice of its examples, for progress.
+    It is unchanged where texts are not known, since there is nothing to replay. paths, lm: those that the
+    calibration was fitted to.
     """
     if calibration.unit != TEXT:
         return calibration
@@ -53,8 +51,7 @@ def with_needed_slots(
                     tokens[size, slots] += committed
                     calls[size, slots] += 1
                     next_call[size, slots] += committed
-            if on_lattice is not None:
-                on_lattice()
+            on_lattice()
     efficiency = {key: count / calls[key] for key, count in tokens.items()}
     by_size = ({slots: value for (each, slots), value in efficiency.items() if each == size} for size in SIZES)
     return replace(calibration, slots=max(map(fewest, by_size)))

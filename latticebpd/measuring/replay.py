@@ -15,6 +15,7 @@ from latticebpd.drafters.system_names import Models, strategy_named
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
+from latticebpd.scoring.weights import DECODE
 
 
 def accept_length(tree: DraftTree, continuation: Sequence[int] | np.ndarray) -> int:
@@ -43,6 +44,16 @@ class DecodeReplay:
         self.text = -1  # the last block's last one
         self.position = 0  # in it
         self.state = np.zeros((3, *walked.shape[:-1]), np.int64)
+
+    def steps(self, by: str | None, block: LatticeSet, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``[n, ...]`` where each drafter makes a step, and the tokens that it writes there.
+
+        By decode these are the calls of its decode, and every position is written once; by position all positions,
+        each with the accepted tokens and one.
+        """
+        if by == DECODE and block.sequence is not None:
+            return self.add(block.sequence, lengths), np.ones_like(lengths)
+        return np.ones(lengths.shape, bool), lengths + 1
 
     def add(self, sequence: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """``[n, ...]`` where each drafter makes a call.

@@ -19,14 +19,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel
 
-from fst.files import replacing
+from fst.files import write_text
+from fst.processors import ignore
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter
@@ -60,12 +60,8 @@ def forward_func(
 ) -> Result:
     """This library's ``generate`` in Spec-Bench's convention.
 
-    Args:
-        inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1,
-            n]``.
-        model: base model, or base model with heads.
-        tokenizer: not used.
-        drafter, acceptance, kwargs: for ``generate``.
+    inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1, n]``.
+    tokenizer: not used. drafter, acceptance, kwargs: for ``generate``.
 
     A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
     """
@@ -178,8 +174,7 @@ def write_answers(answers: Sequence[Answer], path: str | os.PathLike[str], model
         json.dumps(answer.as_record(model_id)) + "\n"
         for answer in sorted(answers, key=lambda answer: answer.question.question_id)
     ]
-    with replacing(Path(path)) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    write_text(path, "".join(lines))
 
 
 @dataclass(frozen=True)
@@ -239,7 +234,7 @@ def run(
     prompts: PromptFormat,
     forward: ForwardFunc,
     max_new_tokens: int = 256,
-    on_question: Callable[[Question], None] | None = None,
+    on_question: Callable[[Question], object] = ignore,
     **kwargs: Any,
 ) -> Run:
     """Ask every question of ``forward`` and of greedy decoding, after three warm-ups on the first.
@@ -247,12 +242,8 @@ def run(
     Each method goes on from its own answers. Of a prompt that would leave no room in the model's context, the end is
     kept.
 
-    Args:
-        prompts: how turns become prompts: as plain text, or in the model's chat template.
-        forward: the method, such as :func:`forward_func`.
-        max_new_tokens: tokens per turn.
-        on_question: called before each question, for progress.
-        kwargs: handed to ``forward``.
+    prompts: how turns become prompts: as plain text, or in the model's chat template. forward: the method, such as
+    :func:`forward_func`, which also gets ``kwargs``. max_new_tokens: per turn.
     """
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
@@ -264,8 +255,7 @@ def run(
     asker.cut = 0
     answers, greedy, differing = [], [], 0
     for question in questions:
-        if on_question is not None:
-            on_question(question)
+        on_question(question)
         greedy.append(asker.ask(question, baseline, {}))
         cut = asker.cut  # of a prompt cut for both methods, count one
         answers.append(asker.ask(question, forward, kwargs))

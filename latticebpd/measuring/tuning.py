@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring.comparison import describe
@@ -71,12 +72,9 @@ class AlphaSweep:
 def sweep_alpha(
     blocks: Iterable[LatticeSet], system: str, lm: LanguageModel, alphas: Sequence[float] = ALPHAS
 ) -> AlphaSweep:
-    """Run a system at every weight, in one pass over the lattices.
+    """Run a system at every weight >= 0, in one pass over the lattices, which no result at the best weight may be of.
 
-    Args:
-        blocks: lattices to leave out of results at the best weight.
-        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
-        alphas: weights to try, each >= 0.
+    system: as ``latticebpd.drafters.system_names`` has it.
     """
     if not alphas or not min(alphas) >= 0:
         raise ValueError(f"expected weights >= 0, got {list(alphas)}")
@@ -104,21 +102,16 @@ def tune(
     alphas: Sequence[float] = ALPHAS,
     examples: int = 100,
     seed: int = 0,
-    on_piece: Callable[[int], None] | None = None,
+    on_piece: Callable[[int], object] = ignore,
 ) -> tuple[Tuning, AlphaSweep]:
     """The weight under which ``system`` needs the fewest calls to decode random examples; of equal ones the least.
 
     Where texts are not known, it is the best one by position. The record says whether it is at the grid's edge even
     after ``WIDENINGS``.
 
-    Args:
-        paths: lattice files, or directories of them.
-        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
-        alphas: weights to try. examples: how many, at most.
-        on_piece: called with the number of lattices done, for progress.
-
-    Raises:
-        ValueError: no lattice, a model of another vocabulary, or files of which only some number their texts.
+    paths: lattice files, or directories of them. examples: how many, at most. on_piece: called with the number of
+    lattices done. Raises ValueError for no lattice, a model of another vocabulary, or files of which only some number
+    their texts.
     """
     unit, drawn = draw_examples(paths, examples, seed)
 
@@ -128,8 +121,7 @@ def tune(
             used = np.flatnonzero(np.isin(numbers, drawn))
             for begin in range(0, len(used), PIECE):
                 yield (piece := block.take(used[begin : begin + PIECE]))
-                if on_piece is not None:
-                    on_piece(len(piece))
+                on_piece(len(piece))
 
     swept = sweep_alpha(pieces(), system, lm, alphas)
     for _ in range(WIDENINGS):

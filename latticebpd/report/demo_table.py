@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fst
+from fst.processors import ignore
 from latticebpd._version import __version__
 from latticebpd.decoding.front_door import BUNDLED, Loaded
 from latticebpd.decoding.loop import Generated
@@ -116,37 +117,25 @@ class Demo:
     signature: what the numbers depend on.
     systems: results in the order of the table.
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
-    exact: whether every system's text was that of greedy decoding with the same weights, token for token.
-    generate_texts: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
+    texts_equal: whether every system's text was that of greedy decoding with the same weights, token for token.
+    texts_of_generate: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
     left_out: systems that took no part.
     seconds, processor_seconds: of all decodes: by the clock, and of the thread that decodes.
     """
 
     signature: dict[str, Any]
-    systems: list[SystemResult]
     generate_tokens_per_second: float
-    exact: bool
-    generate_texts: int
+    texts_equal: bool
+    texts_of_generate: int
     left_out: tuple[str, ...]
     seconds: float
     processor_seconds: float
+    systems: list[SystemResult]
 
     @property
     def machine_busy(self) -> bool:
         """Whether the decodes waited for the processor for more than a fifth of the time that they ran."""
         return self.seconds > 1.2 * self.processor_seconds
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "signature": self.signature,
-            "generate_tokens_per_second": self.generate_tokens_per_second,
-            "texts_equal": self.exact,
-            "texts_of_generate": self.generate_texts,
-            "left_out": list(self.left_out),
-            "seconds": self.seconds,
-            "processor_seconds": self.processor_seconds,
-            "systems": [asdict(system) for system in self.systems],
-        }
 
 
 def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
@@ -208,17 +197,14 @@ def shown_prompt(loaded: Loaded) -> int:
     return SHOWN if loaded.name == BUNDLED else 0
 
 
-def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] | None = None) -> Demo:
+def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object] = ignore) -> Demo:
     """Decode the prompts with every system.
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
 
-    Args:
-        loaded: the model, and what drafts for it.
-        settings: lengths and sizes.
-        on_run: called with the system's name before each decode, for progress.
+    on_run: called with the system's name before each decode.
     """
-    prompts, tell = prompts_of(loaded)[: settings.num_prompts], on_run or (lambda _: None)
+    prompts = prompts_of(loaded)[: settings.num_prompts]
     base = BaseModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
@@ -229,7 +215,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
         loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
     begun, begun_processor = time.perf_counter(), time.thread_time()
     for prompt in prompts:
-        tell("generate()")
+        on_run("generate()")
         started = time.perf_counter()
         reference = _reference(loaded, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
@@ -237,7 +223,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
         written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
         for name, drafter in systems(loaded, written, settings).items():
-            tell(name)
+            on_run(name)
             started = time.perf_counter()
             out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
@@ -253,7 +239,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
     exact &= generate_texts == len(prompts) or loaded.weights not in EXACT
     speed = generate_tokens / generate_seconds
-    return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts, left_out, *took)
+    return Demo(_signature(loaded, len(prompts), settings), speed, exact, generate_texts, left_out, *took, summaries)
 
 
 def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
@@ -262,7 +248,7 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
     ids = torch.tensor([prompt.ids], device=base.device)
     ends = {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
     stock: Any = base.model
-    found: torch.Tensor = stock.generate(
+    written_ids: torch.Tensor = stock.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -270,7 +256,7 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
         pad_token_id=base.pad_id or 0,
         **ends,
     )
-    return found
+    return written_ids
 
 
 def _ngram_model(lm: Path) -> fst.NgramModel:

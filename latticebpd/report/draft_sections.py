@@ -72,8 +72,8 @@ def block_efficiency(measurements: Measurements) -> Section:
     if len(measurements.models) > 1:
         items.append(_rescorers(measurements))
     texts = {
-        "given texts, not what the model would write itself" if given else "the base model's own text"
-        for given in (measured.comparison.signature.given_text for measured in measurements.sets)
+        "given texts, not what the model would write itself" if teacher_forced else "the base model's own text"
+        for teacher_forced in (measured.comparison.signature.given_text for measured in measurements.sets)
     }
     lead = (
         f"Each system drafts from the same lattices, and drafts are verified against {' or '.join(sorted(texts))}."

@@ -64,7 +64,7 @@ def _h_max_points(sets: Sequence[tuple[Measured, HeadEntropy]]) -> tuple[np.ndar
 
 def weights(measurements: Measurements) -> Section | None:
     items: list[Table | Plot] = []
-    rows, given = [], measurements.options.alpha
+    rows, fixed_alpha = [], measurements.options.alpha
     for measured in (measured for measured in measurements.sets if measured.tunings):
         pairs = [(name, tuning) for name, tunings in measured.tunings.items() for tuning in tunings]
         by = " or ".join(sorted({tuning.by for _, tuning in pairs}))
@@ -73,7 +73,7 @@ def weights(measurements: Measurements) -> Section | None:
         for name, tuning in pairs:
             best, used = f"{tuning.alpha:g}{' (the last tried)' if tuning.at_edge else ''}", tuning.alpha
             rows.append((
-                measured.name, name, tuning.system, best, used if given is None else given,
+                measured.name, name, tuning.system, best, used if fixed_alpha is None else fixed_alpha,
                 f"{len(tuning.examples)} {tuning.unit}s", tuning.by,
             ))  # fmt: skip
     if not items:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import CALIBRATED, ORACLE, VANILLA, SystemName, strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -36,7 +37,7 @@ HEADS = (3, 6, 9)
 MOST_EXAMPLES = 100
 """Held-out examples of each task in the paper."""
 
-Watch = Callable[[str, int], None]
+Watch = Callable[[str, int], object]
 """Called with the task, and the number of its lattices that are done since the last call."""
 
 
@@ -175,14 +176,13 @@ def measure(
     models: Mapping[str, LanguageModel],
     options: Options | None = None,
     vocab_size: int | None = None,
-    watch: Watch | None = None,
+    watch: Watch = ignore,
 ) -> Measurements:
     """Measure one or more data sets.
 
     Args:
         models: language models by name; most of the report is about the first. Stored tunings are used.
         vocab_size: for entropies of lattices without them; by default the first n-gram model's.
-        watch: for progress.
 
     Raises:
         ValueError: no data set, no lattice, or several shapes, origins or vocabularies in one data set.
@@ -204,10 +204,10 @@ def measure(
 
 
 def _measure_one(
-    dataset: DataSet, models: Mapping[str, LanguageModel], options: Options, vocab_size: int | None, watch: Watch | None
+    dataset: DataSet, models: Mapping[str, LanguageModel], options: Options, vocab_size: int | None, watch: Watch
 ) -> Measured:
-    def on_block(task: str) -> Callable[[int], None]:
-        return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {task}", done))
+    def on_block(task: str) -> Callable[[int], object]:
+        return lambda done: watch(f"{dataset.name}: {task}", done)
 
     def read(task: str) -> Iterator[LatticeSet]:
         for block in with_progress(exclude_examples(blocks(dataset.paths), fitted), on_block(task)):

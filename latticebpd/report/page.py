@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fst.files import replacing, replacing_files
+from fst.files import replacing_files
 from latticebpd.report.content import Drawing, Plot, Section, Table
 from latticebpd.report.theme import css_colours, inline_svg, png
 
@@ -36,12 +36,6 @@ def environment() -> Environment:
 def render_page(template: str, title: str, subtitle: str = "", **values: Any) -> str:
     """The page that ``pages/<template>.html.j2`` makes of the values."""
     return environment().get_template(f"{template}.html.j2").render(title=title, subtitle=subtitle, **values)
-
-
-def write_page(path: str | os.PathLike[str], page: str) -> None:
-    """Write a page, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import numpy as np
 from markupsafe import Markup
 
 from fst.drawing import lattice_svg
+from fst.files import write_text
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.token_text import piece
 from latticebpd.measuring.call_records import Call, End
-from latticebpd.report.page import render_page, write_page
+from latticebpd.report.page import render_page
 
 Decode = Callable[[list[int]], str]
 """Tokens from the text's first new one on -> text."""
@@ -58,7 +59,7 @@ def write_trace(
 ) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
     page = trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
-    write_page(path, page)
+    write_text(path, page)
 
 
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:

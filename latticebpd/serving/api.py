@@ -123,8 +123,8 @@ class Service:
         """RequestError without the key."""
         if self.api_key is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secrets.compare_digest(given.encode(), self.api_key.encode()):
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
             raise RequestError(401, "expected this server's key as `Authorization: Bearer KEY`", "invalid_api_key")
 
     def health(self, request: Request) -> Response:

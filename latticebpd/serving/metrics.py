@@ -15,19 +15,19 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        given: Any = {"namespace": "latticebpd", "registry": self.registry}
-        self.responses = Counter("responses", "Responses by path and HTTP status", ("path", "status"), **given)
-        self.finished = Counter("finished", "Admitted requests by how they ended", ("reason",), **given)
-        self.waiting = Gauge("requests_waiting", "Requests that wait for a row", **given)
-        self.running = Gauge("requests_running", "Requests that have a row", **given)
-        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts that were read", **given)
-        self.new_tokens = Counter("generated_tokens", "Tokens written, prefills' included", **given)
-        self.passes = Counter("passes", "Forward passes over drafts", **given)
-        self.calls = Counter("calls", "Forward passes, each counted once for every row that it served", **given)
-        self.drafted = Counter("drafted_tokens", "Drafted tokens that were verified", **given)
-        self.accepted = Counter("accepted_tokens", "Drafted tokens that were accepted", **given)
-        self.first = Histogram("first_token_seconds", "From arrival to the first token", buckets=SECONDS, **given)
-        self.seconds = Histogram("request_seconds", "From arrival to the last token", buckets=SECONDS, **given)
+        common: Any = {"namespace": "latticebpd", "registry": self.registry}
+        self.responses = Counter("responses", "Responses by path and HTTP status", ("path", "status"), **common)
+        self.finished = Counter("finished", "Admitted requests by how they ended", ("reason",), **common)
+        self.waiting = Gauge("requests_waiting", "Requests that wait for a row", **common)
+        self.running = Gauge("requests_running", "Requests that have a row", **common)
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts that were read", **common)
+        self.new_tokens = Counter("generated_tokens", "Tokens written, prefills' included", **common)
+        self.passes = Counter("passes", "Forward passes over drafts", **common)
+        self.calls = Counter("calls", "Forward passes, each counted once for every row that it served", **common)
+        self.drafted = Counter("drafted_tokens", "Drafted tokens that were verified", **common)
+        self.accepted = Counter("accepted_tokens", "Drafted tokens that were accepted", **common)
+        self.first = Histogram("first_token_seconds", "From arrival to the first token", buckets=SECONDS, **common)
+        self.seconds = Histogram("request_seconds", "From arrival to the last token", buckets=SECONDS, **common)
 
     def page(self) -> bytes:
         """All of them in Prometheus' text format."""

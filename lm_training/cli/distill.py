@@ -72,10 +72,10 @@ def distill(
     base = load_stock(model)
     stock = BaseModel.of(base)
     end_ids = stock.eos_ids
-    given = [path.is_dir() or path.suffix == ".npz" for path in data]
-    if all(given):
+    are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]
+    if all(are_texts):
         sequences = Texts.joined([load_texts(path, 0) for path in data])
-    elif any(given):
+    elif any(are_texts):
         raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one by one")
     elif stock.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")

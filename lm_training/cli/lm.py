@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from lm_training.ngram.inputs import Encoder
 
+OUTPUT = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz.")
+END_OF_TEXT = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0.")
+
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
 
 
@@ -40,6 +43,14 @@ def _is_arpa(path: Path) -> bool:
 
 def _summary(output: Path, counts: list[int]) -> str:
     return f"{output}: {' + '.join(f'{count:,}' for count in counts)} n-grams of orders 1 to {len(counts)}"
+
+
+def _print_record(record: dict[str, Any], json: bool, width: int) -> None:
+    if json:
+        print_json(record)
+        return
+    for name, value in record.items():
+        out.print(f"{name:{width}} {value}")
 
 
 def _check_output(output: Path) -> None:
@@ -143,9 +154,7 @@ def train(
             " .zst."
         ),
     ),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
-    ),
+    output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell, absolute or stupid-backoff."),
     min_count: str = typer.Option(
@@ -176,9 +185,7 @@ def train(
         None, help="tokenizer.json, or a model's directory or name, that turns text into tokens, or that made the ids."
     ),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(
-        None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."
-    ),
+    end_of_text: int | None = END_OF_TEXT,
     start_token: int | None = typer.Option(
         None,
         min=0,
@@ -240,9 +247,7 @@ def train(
 def interpolate(
     first: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
-    ),
+    output: Path = OUTPUT,
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
     held_out: Path | None = typer.Option(
         None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."
@@ -283,9 +288,7 @@ def kenlm(
     inputs: list[Path] = typer.Argument(
         ..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."
     ),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
-    ),
+    output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     prune: str = typer.Option(
         "0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."
@@ -296,9 +299,7 @@ def kenlm(
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(
-        None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."
-    ),
+    end_of_text: int | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
 ) -> None:
@@ -452,11 +453,7 @@ def info(
         "words": lm.symbols is not None,
         "fingerprint": lm.fingerprint,
     }
-    if json:
-        print_json(record)
-        return
-    for name, value in record.items():
-        out.print(f"{name:12} {value}")
+    _print_record(record, json, 12)
 
 
 @app.command()
@@ -485,8 +482,4 @@ def perplexity(
         name: value if not isinstance(value, float) or math.isfinite(value) else None
         for name, value in asdict(result).items()
     }
-    if json:
-        print_json(record)
-        return
-    for name, value in record.items():
-        out.print(f"{name:24} {value}")
+    _print_record(record, json, 24)

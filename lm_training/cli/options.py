@@ -34,14 +34,14 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
-    def command(**given: Any) -> None:
+    def command(**arguments: Any) -> None:
         for name, kind in kinds.items():
             values = {}
             for each in shown[name]:
-                value, parse = given.pop(each.name), each.metadata.get("parse")
+                value, parse = arguments.pop(each.name), each.metadata.get("parse")
                 values[each.name] = parse(value) if parse is not None and value is not None else value
-            given[name] = kind(**values)
-        function(**given)
+            arguments[name] = kind(**values)
+        function(**arguments)
 
     command.__name__, command.__module__ = function.__name__, function.__module__
     command.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("\n\nExample:", f"\n\n{RESUMES}\n\nExample:", 1)

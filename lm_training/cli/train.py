@@ -9,7 +9,7 @@ import typer
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
-from lm_training.cli import options as given
+from lm_training.cli import options as shared
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
@@ -36,29 +36,28 @@ def tokenizer(
 
     Example: [bold]latticebpd train tokenizer corpus.jsonl -o tokenizer.json[/bold]
     """
-    from fst.files import replacing
+    from fst.files import write_text
     from lm_training.data.corpus import read_documents, train_tokenizer
 
     texts = (document.text for document in read_documents(inputs, field))
     trained = train_tokenizer(texts, vocab_size, progress=err.is_terminal)
-    with replacing(output) as temporary:
-        temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
+    write_text(output, trained.to_str(pretty=True))
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
 
 
 @app.command()
-@given.with_options
+@shared.with_options
 def blockwise(
     corpus: list[Path] = typer.Argument(..., help="Token ids (.npy), as written by `latticebpd train encode`."),
     validation: Path = typer.Option(..., help="Token ids of documents that are not in the corpus (.npy)."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json the corpus was encoded with."),
-    output: Path = given.OUTPUT,
+    output: Path = shared.OUTPUT,
     hidden_size: int = typer.Option(BlockwiseShape.hidden_size, min=8, help="Width of the transformer."),
     num_layers: int = typer.Option(BlockwiseShape.num_layers, min=1, help="Layers of the transformer."),
     num_heads: int = typer.Option(BlockwiseShape.num_heads, min=2, help=NUM_HEADS),
     *,
     options: BlockwiseTraining,
-    device: str = given.DEVICE,
+    device: str = shared.DEVICE,
 ) -> None:
     """Train a small transformer and its block heads from scratch.
 
@@ -86,12 +85,12 @@ def blockwise(
 
 
 @app.command()
-@given.with_options
+@shared.with_options
 def heads(
-    data: list[Path] = given.DATA,
-    validation: Path = given.VALIDATION,
+    data: list[Path] = shared.DATA,
+    validation: Path = shared.VALIDATION,
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or Hub id."),
-    output: Path = given.OUTPUT,
+    output: Path = shared.OUTPUT,
     num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
     kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (shared hidden layer), or medusa."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Hidden width of a head; the model's by default."),
@@ -99,11 +98,11 @@ def heads(
     shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
-    base_dtype: str = given.BASE_DTYPE,
+    base_dtype: str = shared.BASE_DTYPE,
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
     *,
     options: HeadTraining,
-    device: str = given.DEVICE,
+    device: str = shared.DEVICE,
 ) -> None:
     """Attach block heads to a causal language model and train them.
 
@@ -125,7 +124,7 @@ def heads(
     from lm_training.data.training_data import load_head_data
     from lm_training.families.heads import train_heads
 
-    dtype = given.base_type(base_dtype)
+    dtype = shared.base_type(base_dtype)
     if base_dtype != "float32" and options.fine_tune:
         reason = "small updates would round to nothing"
         raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: {reason}")
@@ -159,15 +158,15 @@ def heads(
 @app.command()
 def hidden(
     data: list[Path] = typer.Argument(..., help="Directories made by `distill` or `train encode`, or texts (.npz)."),
-    model: str = given.WRITER,
-    layers: str | None = given.LAYERS,
+    model: str = shared.WRITER,
+    layers: str | None = shared.LAYERS,
     whole: bool = typer.Option(False, "--whole", help="Store the prompts' states too, for `train block-drafter`."),
     shard_texts: int = typer.Option(512, min=1, help="Texts per shard; a stopped run loses only its current shard."),
-    part: str | None = given.PART,
+    part: str | None = shared.PART,
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
-    base_dtype: str = given.BASE_DTYPE,
+    base_dtype: str = shared.BASE_DTYPE,
     weights: str | None = WEIGHTS,
-    device: str = given.DEVICE,
+    device: str = shared.DEVICE,
 ) -> None:
     """Store a model's hidden states for texts, so that training drafters does not run the model.
 
@@ -189,10 +188,10 @@ def hidden(
     from lm_training.data.training_data import load_texts
     from lm_training.training.labels import ModelTexts
 
-    dtype, mine = given.base_type(base_dtype), parse_part(part)
+    dtype, mine = shared.base_type(base_dtype), parse_part(part)
     chosen = positive_numbers("--layers", layers) if layers else []
     options = StateOptions(chosen, whole, shard_texts, batch_tokens)
-    given.require_texts(data)
+    shared.require_texts(data)
     texts = [load_texts(path, 0) for path in data]
     base = load_stock(model, dtype)
     move(base, device)

@@ -1,4 +1,4 @@
-"""Texts into batches: padded rows, and which texts a step's batch holds."""
+"""Which texts a step's batch holds, and checks of their token ids."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ import functools
 import numpy as np
 
 from latticebpd.lattices.texts import Texts
-
-
-def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids ``[rows, longest]`` int64, padded with ``fill`` on the right or left; and the mask, 0 at padding."""
-    width = max(map(len, rows), default=0)
-    ids, mask = np.full((len(rows), width), fill, dtype=np.int64), np.zeros((len(rows), width), dtype=np.int64)
-    for number, row in enumerate(rows):
-        columns = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[number, columns], mask[number, columns] = row, 1
-    return ids, mask
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

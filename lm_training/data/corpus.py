@@ -143,6 +143,6 @@ def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | N
     if any(encoded):
         raise ValueError("expected either .npy corpora or text files, got both; encode the text first")
     if tokenizer is None:
-        given = next(iter(paths))
-        raise ValueError(f"{given}: expected token ids (.npy), or text with a tokenizer; name one with --tokenizer")
+        first = next(iter(paths))
+        raise ValueError(f"{first}: expected token ids (.npy), or text with a tokenizer; name one with --tokenizer")
     return encode_documents(read_documents(paths, field), tokenizer)

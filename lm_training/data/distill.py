@@ -22,19 +22,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from fst.processors import ignore
 from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
 from latticebpd.decoding.loop import EXACT, RowBatch, generate
 from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
-from lm_training.data.batching import padded, require_vocabulary, token_dtype
+from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import (
     LAST,
     StateOptions,
@@ -80,12 +81,8 @@ class DistillOptions:
 def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
     """Windows of a corpus as prompts: without overlap, in random order, and without ends of text.
 
-    Args:
-        corpus: ``[n]`` token ids, documents ending with one of ``end_ids``.
-        count: number of prompts; length: tokens of each.
-
-    Raises:
-        ValueError: the corpus is too short.
+    corpus: ``[n]`` token ids, documents ending with one of ``end_ids``. length: tokens of a prompt. Raises ValueError
+    for a corpus that is too short.
     """
     order = np.random.default_rng(seed).permutation(len(corpus) // length) * length
     rows: list[np.ndarray] = []
@@ -202,11 +199,7 @@ class OnEngine:
 
 
 class Greedy:
-    """Our own loop: finished rows cost nothing, and no step copies the cache.
-
-    Args:
-        drafter: drafts while it pays off; the text is the same.
-    """
+    """Our own loop: finished rows cost nothing, and no step copies the cache. The text is the same with a drafter."""
 
     def __init__(self, model: BaseModel, drafter: Drafter | None = None) -> None:
         self.model, self.drafter = model, drafter or NoDrafter()
@@ -223,7 +216,7 @@ class Greedy:
 
     def __call__(self, prompts: Sequence[np.ndarray], max_new_tokens: int) -> list[np.ndarray]:
         """The continuation of each prompt, including its end of text."""
-        ids, mask = map(torch.from_numpy, padded(list(prompts), 0))
+        ids, mask = map(torch.from_numpy, padded(prompts, 0))
         with beams_ignored(self.model):
             out = generate(
                 self.model, ids, self.drafter, max_new_tokens=max_new_tokens, attention_mask=mask, trace=True
@@ -243,7 +236,7 @@ class ByGenerate:
         stock, end_ids = self.model, self.model.eos_ids
         fill = stock.pad_id if stock.pad_id is not None else min(end_ids, default=0)
         # Prompts are padded on the left, to be continued; sources on the right, where encoders expect padding.
-        arrays = padded(list(prompts), fill, left=not stock.is_encoder_decoder)
+        arrays = padded(prompts, fill, left=not stock.is_encoder_decoder)
         ids, mask = (torch.from_numpy(array).to(stock.device) for array in arrays)
         options = {"do_sample": False, "num_beams": self.num_beams, "max_new_tokens": max_new_tokens}
         out = stock.model.generate(ids, attention_mask=mask, pad_token_id=fill, **options)
@@ -259,7 +252,7 @@ def distill(
     directory: str | os.PathLike[str],
     options: DistillOptions,
     part: tuple[int, int] = (0, 1),
-    on_batch: Callable[[int, int], object] | None = None,
+    on_batch: Callable[[int, int], object] = ignore,
     states: StateOptions | None = None,
     drafter: Drafter | None = None,
 ) -> None:
@@ -270,12 +263,10 @@ def distill(
     settings.
 
     Args:
-        base: any causal LM or encoder-decoder of ``transformers``.
         prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        on_batch: called after each batch with the prompts done and the tokens written, for progress.
+        on_batch: called after each batch with the prompts done and the tokens written.
         states: hidden states to store as well, for existing shards too; their shards are those of the text.
-        drafter: drafts for greedy decoding; the text is the same.
 
     Raises:
         ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the
@@ -307,8 +298,7 @@ def distill(
         if not shards.file(shard).exists():
             missing.append((shard, chosen))
             continue
-        if on_batch is not None:
-            on_batch(len(chosen), 0)
+        on_batch(len(chosen), 0)
         if states is not None and not kept.file(shard).exists():
             text = Texts.load(shards.file(shard))
             save_states(kept.file(shard), text, states_of(stock, text, states))
@@ -327,7 +317,7 @@ def _write(
     prompts: Texts,
     shards: Sequence[tuple[int, range]],
     max_new_tokens: int,
-    on_batch: Callable[[int, int], object] | None,
+    on_batch: Callable[[int, int], object],
 ) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
     """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
     groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
@@ -339,8 +329,7 @@ def _write(
             for index, answer in answers.items():
                 shard, number = owners[index]
                 written[shard][number] = answer
-            if on_batch is not None:
-                on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
+            on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
             for shard in [shard for shard in written if len(written[shard]) == sizes[shard]]:
                 yield shard, sorted(written.pop(shard).items())
 

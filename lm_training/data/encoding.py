@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fst.files import save_array
-from fst.processors import in_order
+from fst.processors import ignore, in_order
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
@@ -106,14 +106,9 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
 def encode_files(
     paths: Sequence[Path], tokenizer: Tokenizer, encoding: Encoding, workers: int = 1, bad: BadRecords | None = None
 ) -> Iterator[EncodedShard]:
-    """Yield the shards of all files together, in order.
+    """Yield the shards of all files together, in order; ValueError where a file cannot be read, or all records are bad.
 
-    Args:
-        workers: processes that encode; 1: this process alone.
-        bad: collects bad records; by default the first is an error.
-
-    Raises:
-        ValueError: a file cannot be read, or all records are bad.
+    workers: processes that encode; 1: this process alone. bad: collects bad records; by default the first is an error.
     """
     bad = bad or BadRecords()
     columns = [encoding.field] if encoding.template is None else encoding.template.columns
@@ -129,7 +124,7 @@ def encode_files(
 
 
 def write_encoded(
-    shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] | None = None
+    shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] = ignore
 ) -> Encoded:
     """Write and count shards: a corpus (``.npy``), sequences (``.npz``), or a directory with one ``.npz`` per shard.
 
@@ -147,8 +142,7 @@ def write_encoded(
             parts.append(shard.sequences)
         else:
             shard.sequences.save(directory.file(number))
-        if on_shard is not None:
-            on_shard(shard)
+        on_shard(shard)
     if path.suffix == ".npy":
         save_array(path, np.concatenate([part.tokens for part in parts]) if parts else np.empty(0, np.uint16))
     elif single:

@@ -26,15 +26,15 @@ from torch import Tensor
 
 from fst.files import replacing
 from fst.printable import plain_words
+from fst.processors import ignore
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel, Model
 from latticebpd.target.weight_kinds import EXACT
-from lm_training.data.batching import padded
 
 SETTINGS, LAST = "hidden.json", "last"
 
@@ -187,17 +187,13 @@ def add_states(
     directory: ShardDirectory,
     options: StateOptions,
     part: tuple[int, int] = (0, 1),
-    on_text: Callable[[int, int], object] | None = None,
+    on_text: Callable[[int, int], object] = ignore,
 ) -> None:
     """Fill ``directory`` by one pass over every text (teacher forcing); existing shards are left unchanged.
 
-    Args:
-        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        on_text: called with the texts done and the tokens read, for progress.
-
-    Raises:
-        ValueError: the directory holds states of another model or other layers; texts or layers do not fit the model;
-            whole texts of an encoder-decoder, whose decoder does not read prompts.
+    part: ``(i, n)``: make shards i, i + n, i + 2n, ... on_text: called with the texts done and the tokens read. Raises
+    ValueError for a directory of another model's states or other layers, texts or layers that do not fit the model, and
+    whole texts of an encoder-decoder, whose decoder does not read prompts.
     """
     stock = BaseModel.of(model)
     if options.whole and stock.is_encoder_decoder:
@@ -208,15 +204,15 @@ def add_states(
         if not directory.file(number).exists():
             chosen = texts.chosen(rows)
             save_states(directory.file(number), chosen, states_of(stock, chosen, options, on_text))
-        elif on_text is not None:
+        else:
             on_text(len(rows), 0)
 
 
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
-    found = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
-    layers, deepest = options.layers, next((int(count) for count in found if count), 0)
+    counts = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
+    layers, deepest = options.layers, next((int(count) for count in counts if count), 0)
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
@@ -260,7 +256,7 @@ def read_states(
 
 @torch.inference_mode()
 def states_of(
-    stock: BaseModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] | None = None
+    stock: BaseModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] = ignore
 ) -> dict[str, Tensor]:
     """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name.
 
@@ -287,14 +283,13 @@ def states_of(
             begin = 0 if stock.is_encoder_decoder else cut - 1
             columns = slice(begin, begin + int(texts.lengths[index]) - cut)
             states[index] = {name: each[row, columns].cpu() for name, each in zip(names, wanted, strict=True)}
-        if on_text is not None:
-            on_text(len(together), sum(map(len, rows)))
+        on_text(len(together), sum(map(len, rows)))
     empty = torch.empty(0, stock.hidden_size)
     return {name: torch.cat([each[name] for each in states]) if states else empty for name in names}
 
 
 def _engine_states(
-    model: _engine.Transformer, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] | None
+    model: _engine.Transformer, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object]
 ) -> dict[str, Tensor]:
     layers = [layer - 1 for layer in options.layers]
     parts: list[list[np.ndarray]] = [[np.empty((0, model.hidden_size), np.float32)] for _ in range(1 + len(layers))]
@@ -309,7 +304,6 @@ def _engine_states(
             each = (last, *np.split(others, len(layers), axis=1)) if layers else (last,)
             for part, states in zip(parts, each, strict=True):
                 part.append(states[wanted])
-        if on_text is not None:
-            on_text(1, len(text))
+        on_text(1, len(text))
     names = [LAST, *map(layer_name, options.layers)]
     return {name: torch.from_numpy(np.concatenate(part)) for name, part in zip(names, parts, strict=True)}

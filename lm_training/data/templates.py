@@ -55,10 +55,10 @@ class Template:
         prompt = _FIELD.sub(lambda match: _text(fields, match[1]), self.prompt) + self.separator
         if self.answers is None:
             return prompt, None
-        found = next((path for path in self.answers if _value(fields, path) is not None), self.answers[0])
-        answer = _text(fields, found)
+        field = next((path for path in self.answers if _value(fields, path) is not None), self.answers[0])
+        answer = _text(fields, field)
         if not answer.strip():
-            raise ValueError(f"expected text under {found!r} (the answer), got {answer!r}")
+            raise ValueError(f"expected text under {field!r} (the answer), got {answer!r}")
         return prompt, answer
 
 

@@ -79,14 +79,9 @@ class BlockBatch:
 class BlockSampler:
     """Makes batches of chosen texts.
 
-    Args:
-        target: whose text it is.
-        data: texts with states of every position.
-        blocks: of each text.
-        with_last: whether batches hold the states that predict the slots' tokens.
-
-    Raises:
-        ValueError: texts without states, or with those of another width; texts that the target cannot read.
+    data: texts with states of every position. blocks: of each text. with_last: whether batches hold the states that
+    predict the slots' tokens. Raises ValueError for texts without states, or with those of another width, or that the
+    target cannot read.
     """
 
     def __init__(
@@ -155,9 +150,7 @@ class BlockSampler:
 class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
     """Trains a block drafter, or those of its parameters that require gradients.
 
-    Args:
-        drafter, target: on the device of the training; the target gives its embedding and output projection.
-        data, validation: to learn and to measure, without common texts.
+    drafter, target: on the device of the training; the target gives its embedding and output projection.
     """
 
     def __init__(
@@ -216,12 +209,12 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
             assert batch.last is not None
             with torch.no_grad():
                 wanted = (self.target(batch.last[known]).float() / warm).log_softmax(dim=-1)
-            found = (logits / warm).log_softmax(dim=-1)
-            losses = F.kl_div(found, wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
+            own = (logits / warm).log_softmax(dim=-1)
+            losses = F.kl_div(own, wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
         added: dict[str, Tensor] = {}
         if self.drafter.candidate_selector is not None:
-            given = (hidden[known], batch.previous[known], batch.labels[known])
-            added["transition_loss"] = selector_losses(self.drafter, logits, *given)
+            labelled = (hidden[known], batch.previous[known], batch.labels[known])
+            added["transition_loss"] = selector_losses(self.drafter, logits, *labelled)
         if every is not None:
             assert batch.last is not None
             candidates, walked = self.walk(batch, hidden, every)
@@ -246,9 +239,9 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             rows = torch.arange(len(before), device=before.device)[:, None]
             contexts = drafter.context(batch.states[rows, before]) * (batch.anchors > 0)[..., None]
-        given = (hidden.flatten(0, 1), batch.previous[..., 0].flatten(), contexts.flatten(0, 1))
+        block = (hidden.flatten(0, 1), batch.previous[..., 0].flatten(), contexts.flatten(0, 1))
         weight: Any = self.embedding.weight
-        scores = step_scores(drafter, candidates, *given, weight.detach())
+        scores = step_scores(drafter, candidates, *block, weight.detach())
         return candidates, teacher_forced(candidates, batch.labels.flatten(0, 1), scores)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -317,10 +310,6 @@ def init_from_target(
     target's next layer. Attention is initialised to nearby tokens: the queries of anchors and masks equal the mean key,
     with noise in some heads, so only rotary embeddings decide. The first heads pass their values on unchanged, so a
     block starts with the token that the target was about to predict.
-
-    Args:
-        sharpness: of the attention; 1 is that of new layers.
-        gain: of the values that are passed on, relative to the embeddings.
     """
     drafter, batch, decoder = objective.drafter, objective.batch(0, 0, 1), BaseModel.of(target).decoder
     _copy_matching(drafter.norm, getattr(decoder, "norm", None))
@@ -357,7 +346,7 @@ def _pass_values(attention: Any, passed: Tensor, scale: Tensor, keys: Tensor) ->
 def _queries_input(objective: BlockObjective, batch: BlockBatch, layer: Any) -> Tensor:
     """``[hidden, 2]``: what a layer's queries are computed from, the means over anchors and over last masks."""
     seen: list[Tensor] = []
-    hook = layer.input_layernorm.register_forward_hook(lambda module, given, output: seen.append(output))
+    hook = layer.input_layernorm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     objective.hidden(batch)
     hook.remove()
     columns = seen[0].unflatten(1, (-1, objective.drafter.config.block_size)).flatten(0, 1)
@@ -375,11 +364,8 @@ def _copy_matching(own: nn.Module, other: nn.Module | None) -> None:
 def with_head(drafter: BlockDrafter, **parts: Any) -> BlockDrafter:
     """The same drafter, frozen, with a new bigram, selector or reranker to train.
 
-    Args:
-        parts: fields of ``BlockConfig`` that describe the head, and convolutions, which stay without effect.
-
-    Raises:
-        ValueError: it has such a head already, or values that describe no drafter.
+    parts: fields of ``BlockConfig`` that describe the head, and convolutions, which stay without effect. Raises
+    ValueError where it has such a head already, or the values describe no drafter.
     """
     if drafter.ties_slots:
         wanted = "a drafter without a bigram, selector or reranker, to teach one to"
@@ -407,13 +393,9 @@ def train_block_drafter(
 ) -> BlockDrafter:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
 
-    Args:
-        drafter: of which the parameters that require gradients are trained.
-        target: whose text and states the data are; it is neither run nor changed.
-        warm_start: initialise a new run by `init_from_target`.
-
-    Raises:
-        ValueError: data that do not fit target and drafter, states of another model, or another run in ``directory``.
+    target: whose text and states the data are; it is neither run nor changed. warm_start: initialise a new run by
+    `init_from_target`. Raises ValueError for data that do not fit target and drafter, states of another model, or
+    another run in ``directory``.
     """
     process, config, tokens = process or Process(), drafter.config, drafter.draft_tokens
     target.requires_grad_(False)

@@ -26,10 +26,10 @@ from latticebpd.decoding.loop import generate
 from latticebpd.drafters import VanillaDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded, rows_of_step
+from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
 from lm_training.data.training_data import HeadData
@@ -45,13 +45,7 @@ TOP = (1, 4, 16)
 
 
 class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):
-    """Trains heads, and the base model if any of its parameters require gradients.
-
-    Args:
-        model: on the device of the training.
-        data, validation: to learn and to measure, without common texts.
-        make_optimizers: from the model to its optimizers.
-    """
+    """Trains heads, and the base model if any of its parameters require gradients."""
 
     def __init__(
         self,

@@ -31,11 +31,10 @@ from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded
 from lm_training.families.translators import PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
@@ -69,8 +68,7 @@ class Windows:
 def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) -> Tensor:
     """``[..., slots]`` bool: the labels to reveal, in each window ``ratio`` times the number of wrong ones, rounded.
 
-    Args:
-        predicted, labels, priorities: ``[..., slots]``; labels are ``UNLABELLED`` outside the window.
+    predicted, labels, priorities: ``[..., slots]``; labels are ``UNLABELLED`` outside the window.
     """
     inside = labels != UNLABELLED
     wrong = (inside & (predicted != labels)).sum(dim=-1, keepdim=True)
@@ -81,10 +79,8 @@ def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) 
 class DrafterObjective(Objective[Windows, DrafterTraining]):
     """Trains a drafter on windows of sentence pairs.
 
-    Args:
-        drafter: on the device of the training.
-        data, validation: sources and the teacher's translations, each with its end of text.
-        serve: tokens per call of a drafter's decoding, for the log; None leaves it out.
+    data, validation: sources and the teacher's translations, each with its end of text. serve: tokens per call of a
+    drafter's decoding, for the log; None leaves it out.
     """
 
     legacy_defaults: Mapping[str, Any] = {"bidirectional": False}
@@ -245,10 +241,8 @@ def train_drafter(
 ) -> NonAutoregressiveModel:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
 
-    Args:
-        drafter: from `NonAutoregressiveModel.like`, or one to train further.
-        verifier: decodes validation sources with the drafter, to measure tokens per call.
-        data, validation: sources and their translations by the common teacher of drafter and verifier.
+    verifier: decodes validation sources with the drafter, to measure tokens per call. data, validation: sources and
+    their translations by the common teacher of drafter and verifier.
     """
     process = process or Process()
     chosen = range(min(options.serving_sources, len(validation)))

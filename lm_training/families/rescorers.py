@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded, rows_of_step
+from lm_training.data.batching import rows_of_step
 from lm_training.families.shapes import RescorerShape
 from lm_training.training.labels import ModelTexts, token_measures
 from lm_training.training.optimizers import adamw_and_muon
@@ -52,13 +52,7 @@ class NextTokenBatch:
 
 
 class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
-    """Trains a causal language model.
-
-    Args:
-        model: on the device of the training.
-        data, validation: to learn and to measure, without common texts.
-        settings: to store with the finished rescorer; None leaves the directory's unchanged.
-    """
+    """Trains a causal language model; settings: to store with it, None leaves the directory's unchanged."""
 
     def __init__(
         self,
@@ -148,8 +142,7 @@ def train_rescorer(
 ) -> PreTrainedModel:
     """Train ``model`` in place, or resume the run in ``directory``, where the finished rescorer is written.
 
-    Args:
-        initial: what identifies the untrained model, such as a new one's shape; by default a hash of its weights.
+    initial: what identifies the untrained model, such as a new one's shape; by default a hash of its weights.
     """
     process, identity = process or Process(), {"model": initial or weights_fingerprint(model)}
     torch.nn.Module.to(model, process.device)  # the type of `transformers`' own `to` is hidden

@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 
 from latticebpd.drafters.masks.mask_network import load_verifier
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded
 from lm_training.families.shapes import TranslationShape
 from lm_training.training.labels import token_measures
 from lm_training.training.optimizers import adamw_and_muon
@@ -65,9 +64,7 @@ def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
 class PairSampler:
     """Makes batches of sentence pairs of similar length, in another order every epoch.
 
-    Args:
-        model: gives padding token, start token and device.
-        batch_tokens: source and target tokens of a batch together, padding included.
+    batch_tokens: source and target tokens of a batch together, padding included.
     """
 
     def __init__(self, model: PreTrainedModel, data: Texts, batch_tokens: int, seed: int) -> None:
@@ -194,9 +191,7 @@ def train_translation(
 ) -> MarianMTModel:
     """Train ``model`` in place on pairs, or resume the run in ``directory``, where the finished model is written.
 
-    Args:
-        data, validation: pairs from `lm_training.data.pairs.encode_pairs` or `distill`.
-        initial: what identifies the untrained model, such as a new one's shape; by default a hash of its weights.
+    initial: what identifies the untrained model, such as a new one's shape; by default a hash of its weights.
     """
     limit = int(model.config.max_position_embeddings)
     for name, pairs in (("training", data), ("validation", validation)):

@@ -17,6 +17,7 @@ import numpy as np
 from fst.automaton import MAX_ORDER
 from fst.files import locked, require_writable
 from fst.model import NgramModel, table_to_fst
+from fst.processors import ignore
 from fst.table import UNK, NgramTable
 from lm_training.ngram.array_store import ArrayStore, load_array
 from lm_training.ngram.backoff import estimate_backoff
@@ -124,7 +125,7 @@ def build(
     counting: CountingOptions,
     output: Path,
     work: Path,
-    report: Report | None = None,
+    report: Report = ignore,
 ) -> list[int]:
     """Build a model of the inputs; returns the number of n-grams of each order.
 
@@ -140,7 +141,7 @@ def build(
     reading = [inputs.field, inputs.invalid_utf8, inputs.dtype, getattr(encoder, "start", None)]
     job = {"inputs": file_facts(inputs.paths), "reading": reading, "recipe": asdict(recipe)}
     with locked(output), work_folder(work, job) as folder:
-        return _Job(inputs, encoder, recipe, counting, folder, report or (lambda *progress: None)).write(output)
+        return _Job(inputs, encoder, recipe, counting, folder, report).write(output)
 
 
 @dataclass(frozen=True)

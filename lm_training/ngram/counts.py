@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fst.processors import in_order
+from fst.processors import ignore, in_order
 from fst.table import BOS, EOS, UNK
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.trie import first_of_each
@@ -180,7 +180,7 @@ def count_ngrams(
     min_counts: Sequence[int] = (1,),
     memory: int = DEFAULT_MEMORY,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
     store: ArrayStore | None = None,
 ) -> NgramCounts:
     """Count the n-grams of orders 1 to ``order``.
@@ -204,8 +204,7 @@ def count_ngrams(
             for collector, parts in zip(longer, others, strict=True):
                 for part in parts:
                     collector.add(part)
-            if progress is not None:
-                progress(done, len(ranges))
+            progress(done, len(ranges))
     unigrams.add_unigrams(np.concatenate(tokens), np.concatenate(counts))
     return [collector.finish() for collector in (unigrams, *longer)]
 

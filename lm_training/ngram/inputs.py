@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from fst.arpa import MARKER_NAMES
+from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 from lm_training.data.corpus import Document, load_tokens, read_documents
 from lm_training.ngram.counts import PIECE, TokenStream
@@ -67,19 +68,6 @@ class Inputs:
 
     def documents(self) -> Iterator[Document]:
         return read_documents(self.paths, self.field, self.invalid_utf8)
-
-
-class Encoder(Protocol):
-    """Turns documents into token ids."""
-
-    @property
-    def separator(self) -> int:
-        """The id after each text."""
-        ...
-
-    def encode(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:
-        """Yield ``[n]`` integer ids, in pieces."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,6 +129,10 @@ class WordEncoder:
         return self.ids[word]
 
 
+Encoder: TypeAlias = TokenizerEncoder | WordEncoder
+"""Turns documents into token ids, in pieces ``[n]``; ``separator`` is the id after each text."""
+
+
 def open_ids(inputs: Inputs) -> list[np.ndarray]:
     """Map the files of token ids: ``[n]`` each."""
     return [load_tokens([path]) if path.suffix == ".npy" else _map_bin(path, inputs.dtype) for path in inputs.paths]
@@ -178,7 +170,7 @@ def write_corpus(
     encoder: Encoder | None,
     end_of_text: int | None,
     folder: Path,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = ignore,
 ) -> None:
     """Write what ``load_corpus`` reads: the ids, unless a single file of them can be mapped, and their meaning.
 
@@ -206,8 +198,7 @@ def write_corpus(
             for piece in pieces:
                 file.write(piece.astype("<i4", copy=False).data)
                 count += len(piece)
-                if progress is not None:
-                    progress(count)
+                progress(count)
     symbols = encoder.symbols if isinstance(encoder, WordEncoder) else None
     facts = {"mapped": mapped, "dtype": inputs.dtype, "separator": separator, "symbols": symbols}
     (folder / "corpus.json").write_text(json.dumps(facts))

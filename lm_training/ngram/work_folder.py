@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fst.files import locked, replacing
+from fst.files import locked, write_text
 
 JOB = "job.json"
 FINISHED_JOB = "finished-job.json"
@@ -40,8 +40,7 @@ class WorkFolder:
             self._delete_parts()
         record = {"made_by": MADE_BY, "job": json.loads(json.dumps(job))}
         if all(path.match(f".{JOB}.*.tmp") for path in self.path.iterdir()):  # empty, or killed while writing JOB
-            with replacing(self.path / JOB) as temporary:
-                temporary.write_text(json.dumps(record, indent=1))
+            write_text(self.path / JOB, json.dumps(record, indent=1))
             return
         earlier = _read_job(self.path / JOB)
         if earlier is None:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.stock_model import BaseModel, Model
-from lm_training.data.batching import padded, require_vocabulary
+from lm_training.data.batching import require_vocabulary
 from lm_training.data.hidden_states import HiddenStates
 from lm_training.data.shortlist import shortlist_indices
 from lm_training.training.selection import Selection
@@ -84,11 +84,9 @@ class ModelTexts:
 class HeadSampler:
     """Makes batches of chosen texts.
 
-    Args:
-        model: whose text it is.
-        predictions: tokens predicted from each hidden state, the base model's own included.
-        states: that the texts were written from; without them the base model reads the texts.
-        shortlist: ``[n]`` the tokens that heads 2..h predict, ascending; other tokens are no labels of these heads.
+    predictions: tokens predicted from each hidden state, the base model's own included. states: that the texts were
+    written from; without them the base model reads the texts. shortlist: ``[n]`` the tokens that heads 2..h predict,
+    ascending; other tokens are no labels of these heads.
     """
 
     def __init__(
@@ -126,9 +124,7 @@ class HeadSampler:
     ) -> HeadBatch:
         """Part of the chosen texts.
 
-        Args:
-            importance: ``[predictions]`` the weights ``w_p``; 0 for those that are not trained.
-            seed: of the selection's random numbers.
+        importance: ``[predictions]`` the weights ``w_p``; 0 for those that are not trained.
         """
         texts = self.texts
         counts = sum((self._labelled(index).sum(axis=1) for index in chosen), np.zeros(self.predictions, np.int64))

@@ -30,13 +30,8 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices only; other parameters need AdamW.
-
-    Args:
-        lr: step size; an update's root mean square is about ``lr * 0.2`` for every shape.
-        momentum: Nesterov momentum.
-        weight_decay: decoupled, scaled by ``lr``.
-        dtype: of the matrix products; the parameters' own by default.
+    """For matrices only; other parameters need AdamW. An update's root mean square is about ``lr * 0.2`` for every
+    shape. Momentum is Nesterov's, weight decay decoupled; dtype: of the matrix products, by default the parameters'.
     """
 
     def __init__(
@@ -83,11 +78,8 @@ def adamw_and_muon(
 ) -> list[torch.optim.Optimizer]:
     """Optimizers of all weights that require gradients, at their peak rates.
 
-    Args:
-        options: ``learning_rate``, ``weight_decay`` and ``muon_learning_rate``; a rate of 0 leaves all to AdamW.
-        betas: AdamW's.
-        by_adamw: further weights for AdamW, whatever their shape.
-        dtype: of Muon's matrix products.
+    options: ``learning_rate``, ``weight_decay`` and ``muon_learning_rate``; a rate of 0 leaves all to AdamW. by_adamw:
+    further weights for AdamW, whatever their shape.
     """
     excluded = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} | set(map(id, by_adamw))
     matrices: list[Tensor] = []

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3Config
 
-from fst.files import replacing
+from fst.files import replacing, write_text
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, is_vocabulary
 from latticebpd.drafters.block.lattice_reranker import RerankerConfig
 from latticebpd.drafters.checks import expect
@@ -115,8 +115,7 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
         tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
     with replacing(directory / WEIGHTS) as temporary:
         save_file(tensors, temporary, {"format": "pt"})
-    with replacing(directory / CONFIG) as temporary:
-        temporary.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_text(directory / CONFIG, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def load_block_drafter(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> BlockDrafter:

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fst.files import replacing
 from fst.printable import plain_words
 from latticebpd.drafters.checks import expect, expect_equal
+from latticebpd.lattices.json_files import write_json
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
@@ -242,8 +242,7 @@ class NonAutoregressiveModel(nn.Module):
             "bidirectional": self.bidirectional,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
         }
-        with replacing(directory / DRAFTER_CONFIG) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
+        write_json(directory / DRAFTER_CONFIG, record, indent=2)
 
     @classmethod
     def from_pretrained(

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fst.files import write_text
 from latticebpd import BlockwiseLM, TreeDrafter, generate
 from latticebpd.jacobi import RandomTokens
 from latticebpd.jacobi.analysis import analyse, corpus_statistics
@@ -23,7 +24,6 @@ from latticebpd.measuring.call_records import read_calls, scorer_of
 from latticebpd.measuring.collect import CollectOptions, collect_shards
 from latticebpd.report import DataSet, Options, TracedDecode, make_report, measure, trace_page
 from latticebpd.report.dependency_plots import graphs_page
-from latticebpd.report.page import write_page
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters
@@ -55,12 +55,12 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = trace_page(
         "A decode", "how", decodes, lambda tokens: " ".join(f"word{t}" for t in tokens), lambda token: f" word{token}"
     )
-    write_page(directory / "trace.html", page.replace("<details", "<details open"))
+    write_text(directory / "trace.html", page.replace("<details", "<details open"))
     initial = RandomTokens(VOCABULARY, 4)
     sentences = [
         analyse(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")
     ]
-    write_page(
+    write_text(
         directory / "graphs.html", graphs_page(sentences, corpus_statistics(sentences), "settings | of | some length")
     )
     return directory

@@ -71,7 +71,7 @@ def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:
     assert subject.in_chat
     assert "135M parameters, 8 heads" in about(subject)
     result = run_demo(subject, replace(REAL, max_new_tokens=12, num_prompts=1, every_system=True))
-    assert result.exact
+    assert result.texts_equal
     assert {system.name for system in result.systems} >= {
         "vanilla BPD",
         "4-gram",

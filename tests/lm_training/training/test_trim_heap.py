@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_training.training.trim_heap import _malloc_trim, trim_heap
+from lm_training.training.training_loop import _malloc_trim, trim_heap
 
 
 def resident() -> int:
