@@ -166,10 +166,7 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
 def locked(path: str | os.PathLike[str], wait: bool = False) -> Iterator[None]:
     """Hold a folder, or the name of a file to be written, against other processes for as long as this one lives.
 
-    wait: until another process that holds it has ended.
-
-    Raises:
-        ValueError: another process holds it.
+    wait: until another process that holds it has ended; else that is a ValueError.
     """
     path = Path(path)
     lock = path if path.is_dir() else path.with_name(f".{path.name}.lock")

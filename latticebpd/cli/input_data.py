@@ -38,8 +38,6 @@ def read_texts(
         max_prompt_tokens: where a text is cut; of prompts that are longer by themselves, the end is kept. What a chat
             template has written is never cut.
         max_following: tokens behind the prompt to keep, at most.
-        field: JSONL field that holds the text.
-        limit: texts, at most.
         sources: the prompts are an encoder–decoder's sources, so none is cut.
 
     Raises:

@@ -172,11 +172,7 @@ def _name(algorithm: Algorithm, block_size: int, initial: InitialName) -> str:
 
 
 def _bleu() -> Any:
-    """sacreBLEU with its own settings.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """sacreBLEU with its own settings; ValueError where it is not installed."""
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:

@@ -31,8 +31,7 @@ def read_texts(
 ) -> tuple[list[str], list[str] | None]:
     """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects.
 
-    Raises:
-        ValueError: a line without text, no text at all, or another number of references.
+    ValueError for a line without text, no text at all, or another number of references.
     """
     if path.suffix == ".jsonl":
         inputs, targets = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None

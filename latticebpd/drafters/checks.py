@@ -14,9 +14,7 @@ def expect(fits: object, expected: str, got: object, remedy: str = "") -> None:
 def expect_equal(drafter: str, model: str, pairs: Mapping[str, tuple[object, object]]) -> None:
     """ValueError for the first of a drafter's properties that differs from its model's.
 
-    Args:
-        drafter, model: what they are, in words.
-        pairs: by name, with ``{}`` for the value: the model's value, the drafter's value.
+    drafter, model: what they are, in words. pairs: by name, with ``{}`` for the value: the model's, the drafter's.
     """
     for name, (wanted, got) in pairs.items():
         expected, remedy = f"{drafter} with {name.format(wanted)} (the {model}'s)", f"train one for this {model}"

@@ -74,8 +74,7 @@ def needs_hidden(drafter: Drafter) -> bool:
 def needs_layers(*drafters: Drafter) -> tuple[int, ...]:
     """The base model's layers whose states a drafter, or each of several, has to see, from 0; none for most.
 
-    Raises:
-        ValueError: two drafters need different ones.
+    ValueError where two drafters need different ones.
     """
     wanted = dict.fromkeys(layers for drafter in drafters if (layers := tuple(getattr(drafter, "needs_layers", ()))))
     if len(wanted) > 1:

@@ -131,8 +131,4 @@ class Family(Protocol):
         """Whether a path holds a drafter of this family."""
 
     def load(self, path: Path, target: Target, options: LoadOptions) -> FamilySource:
-        """The drafter of a path, next to its target.
-
-        Raises:
-            ValueError: it cannot be read, or does not fit the target.
-        """
+        """The drafter of a path, next to its target; ValueError where it cannot be read, or does not fit."""

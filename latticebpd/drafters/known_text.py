@@ -14,7 +14,6 @@ class GoldDrafter(Drafter):
     Args:
         continuations: the base model's own output after the prompt: one for every row of the batch, or, for a single
             prompt, just its tokens; a row whose text has run out drafts nothing.
-        block_size: tokens drafted per call.
     """
 
     needs_hidden = False

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 class LatticeDrafter(Drafter):
     """Drafts from the lattices of a source by a strategy; an empty tree where the source has no lattice.
 
-    Args:
-        prompt_context: whether the prompt is context for the strategy's language model; else only the new tokens.
-
-    Raises:
-        ValueError: the strategy's language model is over another vocabulary than the lattices.
+    prompt_context: whether the prompt is context for the strategy's language model; else only the new tokens. Raises
+    ValueError where that model is over another vocabulary than the lattices.
     """
 
     def __init__(self, source: LatticeSource, strategy: Strategy, prompt_context: bool = True) -> None:

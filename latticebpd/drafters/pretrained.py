@@ -27,19 +27,14 @@ Name: TypeAlias = "str | os.PathLike[str]"
 def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | PreTrainedModel:
     """A blockwise model if the directory has heads, else the causal LM or encoder–decoder itself; ready for inference.
 
-    Raises:
-        ValueError: no such model, or it cannot be read.
+    ValueError, here and below, where there is no such model, or it cannot be read.
     """
     path = resolved(name)
     return BlockwiseLM.from_pretrained(path, dtype) if is_blockwise(path) else load_stock(path, dtype)
 
 
 def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM:
-    """A model with heads.
-
-    Raises:
-        ValueError: no such model, it cannot be read, or it has no heads.
-    """
+    """A model with heads; ValueError for one without."""
     model = load_model(name, dtype)
     if not isinstance(model, BlockwiseLM):
         raise ValueError(
@@ -49,21 +44,13 @@ def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseL
 
 
 def load_stock(name: Name, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The causal LM or encoder–decoder of a name, without heads.
-
-    Raises:
-        ValueError: no such model, or it cannot be read.
-    """
+    """The causal LM or encoder–decoder of a name, without heads."""
     path = resolved(name)
     return load_gguf(path, dtype) if is_gguf(path) else load_base(path, dtype)
 
 
 def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
-    """A model's tokenizer, with ``transformers``' interface.
-
-    Raises:
-        ValueError: no tokenizer that can be read.
-    """
+    """A model's tokenizer, with ``transformers``' interface; ValueError where none can be read."""
     path = resolved(name)
     if is_gguf(path):
         return load_gguf_tokenizer(path)

@@ -20,11 +20,8 @@ def family_of(path: Path) -> Family | None:
 
 
 def load_source(path: Path, target: Target, options: LoadOptions = DEFAULT_OPTIONS) -> FamilySource:
-    """The lattices of a drafter's path, next to its target.
-
-    Raises:
-        ValueError: no family recognises the path, the drafter cannot be read, or it does not fit the target.
-    """
+    """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
+    drafter cannot be read or does not fit."""
     family = family_of(path)
     if family is None:
         raise ValueError(

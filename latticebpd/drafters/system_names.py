@@ -82,14 +82,9 @@ class SystemName:
 
 
 def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> Strategy:
-    """The strategy of that name.
+    """The strategy of that name; ValueError where it is no system's, or names a language model that is not in ``lm``.
 
-    Args:
-        lm: one language model, or several by name.
-        alpha: its weight; None takes what is stored with it for such a system, and 1 where nothing is.
-
-    Raises:
-        ValueError: a name that is no system's, or one of a language model that is not among ``lm``.
+    alpha: the language model's weight; None takes what is stored with it for such a system, and 1 where nothing is.
     """
     system = SystemName.parse(name)
     if system.kind == VANILLA:
@@ -141,15 +136,10 @@ def drafter_named(
 ) -> Drafter:
     """The drafter of that name.
 
-    Args:
-        source: of the lattices; None: only ``greedy`` and copies are possible.
-        lm, alpha: as for :func:`strategy_named`.
-        prompt_context: as for ``LatticeDrafter``.
-        costs: of calls, or what measures them: trees are cut to the nodes that promise the most tokens a second.
-
-    Raises:
-        ValueError: a name that is none, the oracle, which needs the text beforehand, lattices where there is no
-            source, or costs for trees that do not tell probabilities.
+    source: of the lattices; None: only ``greedy`` and copies are possible. lm, alpha: as for :func:`strategy_named`.
+    costs: of calls, or what measures them: trees are cut to the nodes that promise the most tokens a second. Raises
+    ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no source,
+    or costs for trees that do not tell probabilities.
     """
     if costs is not None:
         if not tells_probabilities(name):

@@ -95,13 +95,8 @@ def dependencies(
 ) -> Dependencies:
     """Measure one text's dependencies; each possible cause costs a reading of the text up to the changed position.
 
-    Args:
-        model, input_ids, options: as for the decode; a single prompt or source without padding.
-        trajectory: the decode's.
-        on_progress: called with the finished share.
-
-    Raises:
-        ValueError: more than one prompt, or a text that the model does not write for this prompt.
+    model, input_ids, options: as for the decode; a single prompt or source without padding. on_progress: called with
+    the finished share. Raises ValueError for more than one prompt, or a text that the model does not write for it.
     """
     ids = torch.as_tensor(input_ids)
     options = {"max_new_tokens": 256, **options, "attention_mask": torch.ones_like(ids), "stop_strings": []}

@@ -152,16 +152,10 @@ def compare(
 ) -> Comparison:
     """Run systems over lattices of one shape in one pass; vanilla and the oracle are added where they are not named.
 
-    Args:
-        blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them, all of them.
-        systems: names, see ``latticebpd.drafters.system_names``. lm: language model, or several by name.
-        alpha: the weight of all of them; None takes each system's stored weight, and 1 where there is none.
-        seed: of the intervals. threads: of the searches; they do not change the result.
-        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
-        shard: count this part only.
-
-    Raises:
-        ValueError: an unknown system, no lattice, several shapes or origins, or missing texts.
+    systems: names, see ``latticebpd.drafters.system_names``. alpha: the weight of all language models; None takes each
+    system's stored weight, and 1 where there is none. seed: of the intervals. threads: they do not change the result.
+    by: as for `counted_by`. shard: count this part only. Raises ValueError for an unknown system, no lattice, several
+    shapes or origins, or missing texts.
     """
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
     strategies = [strategy_named(name, lm, alpha) for name in names]

@@ -32,11 +32,8 @@ SURPLUS = 1e-3
 
 
 def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """``[n, slots]`` least and most entropy, nats, of distributions whose most probable tokens the arcs are.
-
-    Raises:
-        ValueError: weights that are no log-probabilities (a slot's sum exceeds 1), or a vocabulary smaller than a slot.
-    """
+    """``[n, slots]`` least and most entropy, nats, of distributions whose most probable tokens the arcs are; ValueError
+    for weights that are no log-probabilities (a slot's sum exceeds 1), or a vocabulary smaller than a slot."""
     is_arc = (lattices.tokens != PADDING) & (lattices.log_probs > -np.inf)
     log_p = np.where(is_arc, lattices.log_probs, 0.0).astype(np.float64)
     p = np.where(is_arc, np.exp(log_p), 0.0)
@@ -119,12 +116,8 @@ class HeadEntropy:
 def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by: str | None = None) -> HeadEntropy:
     """Entropies of every head, in one pass.
 
-    Args:
-        vocab_size: tokens of the vocabulary, for files that hold the top k alone.
-        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
-
-    Raises:
-        ValueError: no lattice, or neither entropies in the files nor a vocabulary.
+    vocab_size: for files that hold only the top k. by: as for `counted_by`. Raises ValueError for no lattice, or files
+    without entropies and no vocabulary.
     """
     first, blocks = first_and_all(block for block in blocks if len(block))
     signature, exact = Signature.of(first, by=counted_by(by, first)), first.entropy is not None

@@ -134,15 +134,9 @@ def tally(
 ) -> OracleTally:
     """One pass over lattices of one shape.
 
-    Args:
-        blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them.
-        ks: arcs per slot to try, each >= 1.
-        heads: numbers of heads to try, head 1 (the base model's own) included, each >= 2; by default all heads.
-        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
-        shard: count this part only.
-
-    Raises:
-        ValueError: no lattice, several shapes, or missing texts.
+    ks: arcs per slot to try, each >= 1. heads: numbers of heads to try, head 1 (the base model's own) included, each >=
+    2; by default all. by: as for `counted_by`. shard: count this part only. Raises ValueError for no lattice, several
+    shapes, or missing texts.
     """
     if min((*ks, 1), default=0) < 1 or not ks:
         raise ValueError(f"expected k >= 1, got {list(ks)}")

@@ -108,11 +108,8 @@ class Question:
 
 
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
-    """The questions of a ``question.jsonl``, the first ``limit`` of every task.
-
-    Raises:
-        ValueError: a line that is no question, by file and line; or no question at all.
-    """
+    """The questions of a ``question.jsonl``, the first ``limit`` of every task; ValueError for a line that is none, by
+    file and line, or no question at all."""
     taken: dict[str, int] = {}
     questions = []
     with open(path, encoding="utf-8", errors="surrogateescape") as file:

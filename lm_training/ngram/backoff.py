@@ -41,13 +41,7 @@ def estimate_backoff(
     denominators.  A context depends only on its own counts, the counts of counts and the next lower order.  So groups
     of contexts are estimated independently, ``threads`` at once, and the results go to the store.
 
-    Args:
-        counts: of orders 1 to that of the model.
-        smoothing: discounts the probabilities.
-        vocabulary: ids ``[v]`` that get a probability even if they never occur.
-
-    Raises:
-        ValueError: there are no tokens.
+    vocabulary: ids ``[v]`` that get a probability even if they never occur. Raises ValueError without any token.
     """
     store = store or ArrayStore()
     tokens, unigram_counts = _with_vocabulary(counts[0], vocabulary)

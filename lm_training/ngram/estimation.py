@@ -27,8 +27,7 @@ def estimate(
 
     Args:
         tokens: ``[n]`` ids, every document closed by ``end_of_text``.
-        order: the longest n-grams.
-        smoothing: the smoothing method, ``Katz()`` by default.
+        smoothing: by default ``Katz()``.
         min_counts: of each order the count from which on n-grams are kept; the last also of higher orders.
         max_ngrams: the most n-grams that the model may have.
         prune_theta: drop n-grams whose loss raises perplexity by less than this ratio.

@@ -21,11 +21,8 @@ from lm_training.ngram.trie import NgramTrie
 
 
 def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTable:
-    """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ.
-
-    Raises:
-        ValueError: the weight is not between 0 and 1, the vocabularies differ, or a model is not closed.
-    """
+    """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ; ValueError where the weight is not
+    between 0 and 1, the vocabularies differ, or a model is not closed."""
     if not 0 < weight < 1:
         raise ValueError(
             f"expected a weight between 0 and 1, got {weight}; use one of the models alone if that is meant"
@@ -51,10 +48,7 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
 def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable, NgramTable]:
     """The two tables with the same words for the same ids: those of ``first``, then those that only ``second`` has.
 
-    Models of token ids are returned unchanged.
-
-    Raises:
-        ValueError: one model is of words and the other of token ids.
+    Models of token ids are returned unchanged; ValueError where only one model is of words.
     """
     if (first.symbols is None) != (second.symbols is None):
         raise ValueError(

@@ -51,11 +51,8 @@ class KenlmOptions:
 def estimate_arpa(
     stream: TokenStream, symbols: Sequence[str] | None, options: KenlmOptions, arpa: Path, scratch: Path
 ) -> None:
-    """Run ``lmplz`` on a stream's texts, with its temporary files in ``scratch``.
-
-    Raises:
-        ValueError: ``lmplz`` is missing, or fails; the message ends with its last line.
-    """
+    """Run ``lmplz`` on a stream's texts, with its temporary files in ``scratch``; ValueError where it is missing, or
+    fails, with its last line."""
     prune = [*options.prune, *[options.prune[-1]] * options.order][: options.order]
     command = [program("lmplz"), "-o", str(options.order), "-S", f"{options.memory}b", "-T", str(scratch / "lmplz")]
     # Subword corpora have too few rare unigrams for its discounts; without the fallback it fails on them.

@@ -45,13 +45,9 @@ def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None 
 
     Unigrams always stay.  Backoff weights are recomputed.
 
-    Args:
-        table: the model; it must be closed, see ``fst.table``.
-        theta: the relative rise of perplexity from which on an n-gram is kept; OpenGrm's and SRILM's threshold.
-        max_ngrams: the most n-grams, of all orders together, that may stay.
-
-    Raises:
-        ValueError: ``max_ngrams`` is less than the number of unigrams, or the table is not closed.
+    theta: the relative rise of perplexity from which on an n-gram is kept; OpenGrm's and SRILM's threshold. max_ngrams:
+    the most n-grams, of all orders together, that may stay. Raises ValueError where that is less than the number of
+    unigrams, or the table is not closed, see ``fst.table``.
     """
     if theta is not None and not theta >= 0:
         raise ValueError(f"expected a threshold of at least 0, got {theta}")

@@ -48,11 +48,7 @@ class SparkCounter:
     """Counts one stream in a session of its own, or in the one that is running."""
 
     def __init__(self, folder: Path, master: str, memory: int, threads: int) -> None:
-        """Start a session with its files in ``folder``.
-
-        Raises:
-            ValueError: pyspark, pyarrow or Java is missing.
-        """
+        """Start a session with its files in ``folder``; ValueError where pyspark, pyarrow or Java is missing."""
         try:
             import pyarrow  # noqa: F401
             from pyspark.errors import PySparkException

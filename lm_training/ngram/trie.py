@@ -90,11 +90,8 @@ class NgramTrie:
 
     @classmethod
     def of(cls, ngrams: Sequence[np.ndarray]) -> NgramTrie:
-        """The trie of a complete model, ``[n_o, o]`` rows per order.
-
-        Raises:
-            ValueError: rows are unsorted or repeated, or the prefix or the suffix of one is missing.
-        """
+        """The trie of a complete model, ``[n_o, o]`` rows per order; ValueError where rows are unsorted or repeated, or
+        the prefix or the suffix of one is missing."""
         trie = cls(ngrams[0][:, 0])
         for order, rows in enumerate(ngrams, 1):
             if order > 1:

@@ -29,11 +29,7 @@ class WorkFolder:
     """The folder of one job; `work_folder` keeps other processes out."""
 
     def __init__(self, path: str | os.PathLike[str], job: Mapping[str, Any]) -> None:
-        """Start the job, or continue it.
-
-        Raises:
-            ValueError: the folder belongs to another job, or is not a work folder.
-        """
+        """Start the job, or continue it; ValueError where the folder is another job's, or no work folder."""
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         if _read_job(self.path / FINISHED_JOB) is not None:
@@ -103,11 +99,8 @@ def _read_job(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def work_folder(path: str | os.PathLike[str], job: Mapping[str, Any]) -> Iterator[WorkFolder]:
-    """A job's folder, removed when the job is done, kept when it fails after a finished stage.
-
-    Raises:
-        ValueError: another process uses the folder, or it is not this job's.
-    """
+    """A job's folder, removed when the job is done, kept when it fails after a finished stage; ValueError where another
+    process uses it, or it is not this job's."""
     Path(path).mkdir(parents=True, exist_ok=True)
     with locked(path):
         folder = WorkFolder(path, job)

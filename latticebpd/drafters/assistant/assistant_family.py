@@ -67,12 +67,8 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 class AssistantLattices:
     """The outputs of an assistant after its own best prefixes.
 
-    Args:
-        assistant: a decoder-only causal LM.
-        target: the model that decodes.
-        k: arcs per slot.
-        slots: tokens that a draft is long; each costs a pass of the assistant.
-        width: prefixes of each length that it is asked about.
+    slots: each costs a pass of the assistant, a decoder-only causal LM. width: prefixes of each length that it is asked
+    about.
     """
 
     needs_hidden = False

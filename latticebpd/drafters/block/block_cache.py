@@ -18,11 +18,7 @@ from latticebpd.target.stock_model import BaseModel, Model
 
 
 class BlockFiller:
-    """A drafter with its target's embeddings and output projection.
-
-    Raises:
-        ValueError: a drafter of another target; ``fingerprint``: hash of the target's vocabulary, if known.
-    """
+    """A drafter with its target's embeddings and output projection; ValueError for a drafter of another target."""
 
     def __init__(self, drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
         check_target(drafter, target, fingerprint)
@@ -41,11 +37,7 @@ class BlockFiller:
 
     @torch.inference_mode()
     def states(self, texts: Sequence[State]) -> Tensor:
-        """``[rows, slots, hidden]``: the slot states after every text.
-
-        Raises:
-            ValueError: a text without its layers' states.
-        """
+        """``[rows, slots, hidden]``: the slot states after every text; see `layers_of`."""
         drafter, read, device = self.drafter, self.read, self.drafter.device
         read.align(texts)
         layers = [layers_of(text) for text in texts]
@@ -105,11 +97,7 @@ class BlockFiller:
 
 
 def layers_of(text: State) -> Tensor:
-    """A text's states of the target's layers.
-
-    Raises:
-        ValueError: it has none, or not of all its tokens but the last.
-    """
+    """A text's states of the target's layers; ValueError where it has none, or not of all its tokens but the last."""
     tokens = len(text.tokens) - 1
     if text.layers is None or len(text.layers) != tokens:
         found = "none" if text.layers is None else f"{len(text.layers)} tokens'"

@@ -119,11 +119,8 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
 
 
 def load_block_drafter(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> BlockDrafter:
-    """Read a drafter in either layout, ready for inference.
-
-    Raises:
-        ValueError: no drafter, damaged files, or parts that are not supported; the message names the field or tensor.
-    """
+    """Read a drafter in either layout, ready for inference; ValueError, which names the field or tensor, for damaged
+    files and parts that are not supported."""
     directory = Path(directory)
     config, own_head = _read_config(directory)
     # Next to the weights may be a checkpoint of the training.

@@ -43,15 +43,9 @@ class BlockLattices:
     """The outputs of a block drafter, which reads states of selected layers of the target (DFlash, JetSpec, DSpark,
     DFlash 2, LiLiCorr).
 
-    Args:
-        drafter: fills the blocks.
-        target: the model that it was trained for, which decodes.
-        k: arcs per slot; at most as many as a selector or reranker was trained to score.
-        slots: the first so many only; the drafter still fills a whole block, as it was trained to.
-        heads: which of the drafter's further heads are used, all by default.
-
-    Raises:
-        ValueError: a drafter of another target, or more arcs than it has tokens.
+    k: arcs per slot; at most as many as a selector or reranker was trained to score. slots: the first so many only; the
+    drafter still fills a whole block, as it was trained to. heads: which of its further heads are used, all by default.
+    Raises ValueError for a drafter of another target, or more arcs than it has tokens.
     """
 
     needs_hidden = True

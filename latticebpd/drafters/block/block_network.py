@@ -154,11 +154,8 @@ def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
 def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id: int, **parts: Any) -> BlockConfig:
     """The configuration of a drafter with the target's hidden size, vocabulary, attention heads and rotary base.
 
-    Args:
-        parts: further fields of ``BlockConfig``; ``target_layer_ids`` are DFlash's by default.
-
-    Raises:
-        ValueError: the target is an encoder–decoder, or the values describe no drafter.
+    parts: further fields of ``BlockConfig``; ``target_layer_ids`` are DFlash's by default. Raises ValueError where the
+    target is an encoder–decoder, or the values describe no drafter.
     """
     base = BaseModel.of(target)
     _expect_decoder_only(base, "model")
@@ -215,13 +212,8 @@ class ConfidenceHead(nn.Module):
 class BlockDrafter(nn.Module):
     """A block drafter; its state dict has the names of DFlash's and DSpark's checkpoints.
 
-    Args:
-        config: its shape.
-        draft_tokens: ``[draft_vocab_size]`` the reduced vocabulary, ascending ids of the target's.
-        own_head: whether it has an output projection of its own (``lm_head``) onto the tokens that it drafts.
-
-    Raises:
-        ValueError: ``draft_tokens`` that are no such vocabulary.
+    draft_tokens: ``[draft_vocab_size]`` the reduced vocabulary, ascending ids of the target's; else ValueError.
+    own_head: whether it has an output projection of its own (``lm_head``) onto the tokens that it drafts.
     """
 
     def __init__(
@@ -385,10 +377,9 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
 
 
 def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
-    """Refuse a drafter of another target; ``fingerprint``: hash of the target's vocabulary, if known.
+    """ValueError for an encoder–decoder, or a target of another hidden size, vocabulary or depth than the drafter's.
 
-    Raises:
-        ValueError: the target is an encoder–decoder, or differs in hidden size, vocabulary or layers.
+    fingerprint: hash of the target's vocabulary, if known.
     """
     base, config = BaseModel.of(target), drafter.config
     _expect_decoder_only(base, "target")

@@ -34,9 +34,6 @@ class RerankerConfig:
     """The shape of a reranker, as ``dflash_config`` names it with the prefix ``lilicorr_``.
 
     hidden_size: its width; 0: the drafter's. logit_scale, vector_eps: change scores, but no tensor's shape.
-
-    Raises:
-        ValueError: values that describe no reranker.
     """
 
     candidate_topk: int = 8
@@ -94,13 +91,7 @@ class RerankerLayer(nn.Module):
 
 
 class LatticeReranker(nn.Module):
-    """Scores of a block's lattice; the names of its tensors are LiLiCorr's.
-
-    Args:
-        model_size: the drafter's hidden size.
-        slots: of every lattice.
-        eps: of the norms.
-    """
+    """Scores of a block's lattice; the names of its tensors are LiLiCorr's. eps: of the norms."""
 
     def __init__(self, config: RerankerConfig, model_size: int, slots: int, eps: float) -> None:
         super().__init__()

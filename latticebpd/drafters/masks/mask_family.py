@@ -49,10 +49,7 @@ class MaskLattices:
 
     A lattice ends where its best token ends the text.
 
-    Args:
-        model: fills the masks.
-        k: arcs per slot.
-        block_size: masks per draft, at most the model's own block size, which is the default.
+    block_size: masks per draft, at most the model's own block size, which is the default.
     """
 
     needs_hidden = False

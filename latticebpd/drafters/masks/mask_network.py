@@ -120,15 +120,10 @@ def masked_columns(
 class NonAutoregressiveModel(nn.Module):
     """A stock encoder–decoder that fills masks.
 
-    Args:
-        base: Marian, BART or another model whose decoder adds embedded positions; it is put into evaluation mode.
-        mask_token_id: the token that stands for a mask and occurs in no text.
-        block_size: the most masks that it is trained to fill at once.
-        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), compared with the verifier's.
-        anchored, bidirectional: see above.
-
-    Raises:
-        ValueError: a model of another kind, or no such mask.
+    base: Marian, BART or another model whose decoder adds embedded positions; it is put into evaluation mode.
+    mask_token_id: the token that stands for a mask and occurs in no text. block_size: the most masks that it is trained
+    to fill at once. tokenizer_fingerprint: compared with the verifier's. anchored, bidirectional: see above. Raises
+    ValueError for a model of another kind, or no such mask.
     """
 
     def __init__(
@@ -248,11 +243,7 @@ class NonAutoregressiveModel(nn.Module):
     def from_pretrained(
         cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     ) -> NonAutoregressiveModel:
-        """Read what ``save_pretrained`` wrote.
-
-        Raises:
-            ValueError: the directory holds no drafter, perhaps a verifier, or its files are damaged.
-        """
+        """Read what ``save_pretrained`` wrote; ValueError for another directory, such as a verifier's, or damage."""
         directory = Path(directory)
         if not is_drafter(directory):
             found = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
