@@ -1,12 +1,14 @@
-"""Servers with one client and with several: tokens a second of all together, and seconds to the first token.
+r"""Servers with one client and with several: tokens a second of all together, and seconds to the first token.
 
+    export OMP_NUM_THREADS=1
     latticebpd serve --model smollm2-135m --port 8001 &
-    llama-server -m model.gguf --port 8002 --parallel 16 --ctx-size 32768 --no-cache-prompt &
+    llama-server -m $LATTICEBPD_CACHE/peers/models/SmolLM2-135M-Instruct.Q4_1.gguf --port 8002 --threads 1 \
+        --threads-batch 1 --parallel 16 --ctx-size 32768 --no-cache-prompt --reasoning off &
     python -m benchmarks.engine.throughput -o throughput.csv --questions question.jsonl \
         --server latticebpd=http://127.0.0.1:8001/v1 --server llama.cpp=http://127.0.0.1:8002/v1
 
 Every client asks one question after another and reads greedy answers as streams; servers take turns. ``same`` counts
-answers that have the text of the run with one client.
+answers that have the text of the run with one client. `engine.md` says how llama.cpp's server is compiled.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 HARNESS_CRITERION = "MultiTokenEOSCriteria"
-"""lm-evaluation-harness's, which ends a batch when each row has its stop string. Rows may end there one by one, since
-the harness cuts every text at its stop string."""
+"""lm-evaluation-harness's, which ends a batch when all rows have their stop strings. Rows may end there one by one,
+since the harness cuts texts there."""
 # Prepared by generate(), not needed here
 _UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
