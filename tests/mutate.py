@@ -27,7 +27,11 @@ MEMORY = 12 << 30
 """Bytes that they may take."""
 
 
-EXTENSIONS = {"fst/_core": ["-O1"], "latticebpd/cpu/_engine": ["-O1", "-ffp-contract=off", "-Wno-psabi"]}
+EXTENSIONS = {
+    "fst/_core": ["-O1"],
+    "latticebpd/cpu/_engine": ["-O1", "-ffp-contract=off", "-Wno-psabi"],
+    "latticebpd/cpu/_kernels": ["-O1", "-Wno-psabi"],
+}
 """Folders of compiled modules, and how they are compiled: quickly rather than fast."""
 
 

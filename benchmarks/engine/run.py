@@ -2,6 +2,7 @@
 
     python -m benchmarks.engine.run -o passes.csv --threads 1,2                # or with --random Qwen3-4B,Q4_0
     python -m benchmarks.engine.run -o answers.csv --questions question.jsonl --turns 80 --threads 2
+    python -m benchmarks.engine.run -o perplexity.csv --text text.txt --turns 40
     python -m benchmarks.engine.run -o passes.csv --table                      # of what was measured before
 
 Every system has a process of its own, which measures its processor time and the wall-clock time; all take turns.
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,15 +25,14 @@ from transformers import AutoTokenizer
 from benchmarks.common import err, options, pooled, read_csv, run, selected, signature, table, write_csv
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
-from benchmarks.smollm2.run import chosen
-from latticebpd.measuring.spec_bench import read_questions
+from latticebpd.measuring.spec_bench import Question, read_questions
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
-CONTEXT, STARTS, NEW_TOKENS = 200, 3, 128
+CONTEXT, STARTS, NEW_TOKENS, WINDOW = 200, 3, 128, 256
 READ_RANDOM = ("llama.cpp", "latticebpd")
-OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "8-calibrated", "16-calibrated")
+OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "16-calibrated")
 """How this project's answers are drafted."""
 HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
 Row = dict[str, Any]
@@ -64,6 +64,14 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
     return rows
 
 
+def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
+    """So many questions, one of each category in turn."""
+    categories: dict[str, list[Question]] = {}
+    for question in everything:
+        categories.setdefault(question.category, []).append(question)
+    return [each for rank in zip_longest(*categories.values()) for each in rank if each is not None][:limit]
+
+
 def ways(system: System) -> tuple[str, ...]:
     """How a system's answers are drafted: of this project's, those without heads only by copies."""
     if not system[0].startswith("latticebpd"):
@@ -74,7 +82,7 @@ def ways(system: System) -> tuple[str, ...]:
 def answers(known: dict[str, System], threads: list[int], count: int, file: Path) -> list[Row]:
     """Greedy answers without and with each library's own prompt lookup; ``start``: seconds to the first token."""
     chat = ChatTemplate(AutoTokenizer.from_pretrained(resolved("smollm2-135m")), None)
-    asked = list(islice(chosen(read_questions(file), count), count))
+    asked = chosen(read_questions(file), count)
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
     failed = set[Any]()
@@ -109,8 +117,26 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
     return rows
 
 
+def perplexities(known: dict[str, System], count: int, file: Path) -> list[Row]:
+    """Each system's mean negative log-likelihood of the same windows of a text, each window read by itself."""
+    ids = AutoTokenizer.from_pretrained(resolved("smollm2-135m"))(file.read_text(encoding="utf-8"))["input_ids"]
+    windows, rows = [ids[WINDOW * i : WINDOW * (i + 1)] for i in range(min(count, len(ids) // WINDOW))], list[Row]()
+    for name, system in known.items():
+        err.print(name, style="dim")
+        with closing(Peer(system, 1)) as peer:
+            replies = [peer.ask(tokens=window, begin=0) for window in windows]
+        rows += [{"system": name, "threads": 1, "window": i, "nats": own["nats"]} for i, own in enumerate(replies)]
+    return rows
+
+
 def tables(rows: list[dict[str, str]]) -> None:
     """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
+    if "nats" in rows[0]:
+        names = dict.fromkeys(row["system"] for row in rows)
+        nats = [[float(row["nats"]) for row in rows if row["system"] == name] for name in names]
+        cells = [[name, f"{np.exp(np.mean(own)):.3f}"] for name, own in zip(names, nats, strict=True)]
+        table("", ("system", "perplexity"), cells)
+        return
     groups: dict[Any, list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["threads"], row["system"], row.get("drafts", "passes")), []).append(row)
@@ -137,7 +163,8 @@ def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
     parser.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl: answers instead of passes")
-    parser.add_argument("--turns", type=int, default=30, help="passes of each kind, or questions")
+    parser.add_argument("--text", type=Path, help="a text: perplexities instead of passes")
+    parser.add_argument("--turns", type=int, default=30, help="passes of each kind, questions, or windows")
     parser.add_argument("--threads", default="1", help="numbers, separated by commas")
     parser.add_argument("--systems", help="names, separated by commas; all by default")
     models = [f"{shape},{kind}" for shape in SHAPES for kind in BLOCKS]
@@ -153,6 +180,7 @@ def main() -> None:
         if not given.table:
             known = selected(known, given.systems and given.systems.split(","))
             rows = answers(known, threads, given.turns, given.questions) if given.questions else None
+            rows = perplexities(known, given.turns, given.text) if given.text else rows
             write_csv(given.output, rows or passes(known, threads, given.turns))
     tables(read_csv(given.output))
     print()

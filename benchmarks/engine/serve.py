@@ -1,9 +1,10 @@
 """A library in a process of its own, which measures itself; `peers` starts it.
 
 Requests and replies are JSON objects, one a line.  ``{"tokens": [...], "begin": n}`` times a pass over tokens that
-follow the first n of those read before, all logits computed, and returns the likeliest token after each; ``{"prompt":
-[...], "limit": n, "ends": [...]}`` times a greedy answer, which ends before the first of ``ends``.  A reply has
-``tokens``, ``wall_ms``, ``cpu_ms`` (of this process with all its threads) and ``mib``, its peak memory.
+follow the first n of those read before, all logits computed, and returns the likeliest token after each and ``nats``,
+the mean negative log-likelihood of all tokens but the first; ``{"prompt": [...], "limit": n, "ends": [...]}`` times a
+greedy answer, which ends before the first of ``ends``.  A reply has ``tokens``, ``wall_ms``, ``cpu_ms`` (of this
+process with all its threads) and ``mib``, its peak memory.
 
 A library is a class of four methods.  ``__init__(model, threads, size, lookup)``: a file or folder, the most tokens of
 a text, and how answers are drafted: "" for not at all, else by the library's own prompt lookup, set up as its
@@ -121,7 +122,9 @@ class Transformers:
         return found.logits[0]
 
     def rewind(self, begin: int) -> None:
-        if begin and (surplus := self.cache.get_seq_length() - begin):
+        if not begin:
+            self.cache = None
+        elif surplus := self.cache.get_seq_length() - begin:
             self.cache.crop(-surplus)
 
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
@@ -208,10 +211,15 @@ def main() -> None:
         if answers:
             found = found[: next((i for i, token in enumerate(found) if token in request["ends"]), None)]
         else:
-            found = found.argmax(-1).tolist()
+            logits, found = np.asarray(found, np.float64), np.asarray(found).argmax(-1).tolist()
+            largest, after = logits.max(-1), request["tokens"][1:]
+            sums = np.log(np.exp(logits - largest[:, None]).sum(-1)) + largest
+            likelihoods = logits[range(len(after)), after] - sums[: len(after)]
         # `getrusage` would count what the parent held before it became this process.
         mib = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
-        print(json.dumps({"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib}), file=replies, flush=True)
+        reply = {"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib}
+        reply |= {} if answers or not after else {"nats": -float(likelihoods.mean())}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,3 +36,14 @@ class Int8HeadKernels:
         states = np.empty((len(given), slots, given.shape[1]), np.float32)
         self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, num_threads())
         return states
+
+    def top_k(
+        self, hidden: np.ndarray, slots: int, projection: _kernels.Int8Weights, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``[rows, hidden]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
+        slots, k]``, in one call: that of `states`, the projection ``[tokens, hidden]`` and :func:`top_k`."""
+        given, shape = np.ascontiguousarray(hidden, np.float32), (len(hidden), slots, k)
+        tokens, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        addresses = tokens.ctypes.data, log_probs.ctypes.data
+        self._heads.top_k(given.ctypes.data, len(given), slots, projection, k, *addresses, num_threads())
+        return tokens, log_probs

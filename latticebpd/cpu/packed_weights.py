@@ -38,8 +38,10 @@ def can_compute(input: Tensor, weight: Tensor) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is float32 numbers in memory, as kernels take them."""
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and type(tensor) in (Tensor, nn.Parameter)
+    """Whether a tensor is float32 numbers in memory, as kernels take them; a trace would not see what they write."""
+    wrapped = torch._C._is_tracing() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    numbers = tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+    return numbers and type(tensor) in (Tensor, nn.Parameter) and not wrapped
 
 
 def weight_version(tensor: Tensor) -> tuple[object, ...]:

@@ -334,6 +334,10 @@ def walk(
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]
         chosen = dict(zip(pairs, choose(*map(list, zip(*pairs, strict=True))), strict=True))
+    children = [
+        dict(zip(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True), range(len(tree)), strict=True))
+        for tree in trees
+    ]
     paths: list[list[int]] = [[] for _ in trees]
     next_tokens = [0] * len(trees)
     walking = list(range(len(trees)))
@@ -342,12 +346,12 @@ def walk(
         tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)] if chosen else choose(walking, ends)
         still_walking = []
         for row, end, token in zip(walking, ends, tokens, strict=True):
-            child = np.flatnonzero((trees[row].parents == end) & (trees[row].tokens == token))
-            if child.size:
-                paths[row].append(int(child[0]))
-                still_walking.append(row)
-            else:
+            child = children[row].get((end, token))
+            if child is None:
                 next_tokens[row] = token
+            else:
+                paths[row].append(child)
+                still_walking.append(row)
         walking = still_walking
     return paths, next_tokens
 

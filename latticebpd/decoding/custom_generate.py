@@ -35,6 +35,9 @@ from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+HARNESS_CRITERION = "MultiTokenEOSCriteria"
+"""lm-evaluation-harness's, which ends a batch when each row has its stop string. Rows may end there one by one, since
+the harness cuts every text at its stop string."""
 # Prepared by generate(), not needed here
 _UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
@@ -167,14 +170,18 @@ class _OneRow:
 
     def __init__(self, function: Any, row: int, rows: int) -> None:
         self.name, self.row, self.rows = getattr(function, "__name__", type(function).__name__), row, rows
+        owned = getattr(function, "__dict__", {}).values()
+        shared: dict[int, Any] = {id(each): each for each in owned if isinstance(each, PreTrainedTokenizerBase)}
         try:
-            self.function = copy.deepcopy(function)
+            self.function = copy.deepcopy(function, shared)  # a tokenizer's copy would take a tenth of a second
         except Exception as error:  # each kind of object raises its own
             got = f"{self.name} ({error}); decode prompts one by one"
             raise ValueError(f"expected processors and criteria that can be copied for every row, got {got}") from error
 
     def __call__(self, input_ids: Tensor, scores: Tensor | None) -> Tensor:
         result = self.function(input_ids.repeat(self.rows, 1), None if scores is None else scores.repeat(self.rows, 1))
+        if self.name == HARNESS_CRITERION and isinstance(result, bool):
+            return torch.tensor([result])
         if not isinstance(result, Tensor) or result.shape[:1] != (self.rows,):
             got = f"{result!r:.60} by {self.name}; decode prompts one by one"
             raise ValueError(f"expected processors and criteria that give a tensor [rows, ...], got {got}")

@@ -159,7 +159,7 @@ class Loaded:
     @cached_property
     def _measured_costs(self) -> CostCurve:
         drafter = self.drafter(self.default_system())
-        return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=drafter)
+        return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=3, drafter=drafter)
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from latticebpd.lattices.json_files import write_json
 
 FORMAT_VERSION = 1
+REMEMBERED = 64
+"""Draft tokens up to which costs are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,17 @@ class CostCurve:
         """``[n]`` seconds of passes over ``rows`` texts and ``nodes [n]`` draft tokens: of all rows together where they
         are packed, else of each."""
         return self.of(1, rows + nodes) if self.packed else self.of(rows, 1 + nodes)
+
+    def up_to(self, rows: int, nodes: int) -> np.ndarray:
+        """``[nodes + 1]`` the same for 0, 1, ... ``nodes`` draft tokens; remembered, since every call asks for it."""
+        known = self._known.get(rows)
+        if known is None or len(known) <= nodes:
+            known = self._known[rows] = self.with_nodes(rows, np.arange(max(nodes, REMEMBERED) + 1))
+        return known[: nodes + 1]
+
+    @cached_property
+    def _known(self) -> dict[int, np.ndarray]:
+        return {}
 
     def drafting_of(self, rows: int) -> float:
         """Seconds of making the drafts of ``rows`` texts; 0 where it was not measured."""

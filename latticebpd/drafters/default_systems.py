@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latticebpd.drafters.family import FamilySource
-from latticebpd.drafters.system_names import CALIBRATED
+from latticebpd.drafters.system_names import CALIBRATED, COPIES, SystemName
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
 
 
@@ -39,4 +39,6 @@ def lattice_shape(k: int | None, slots: int | None, system: str, lm: LanguageMod
     calibration = calibrated_scorer(lm).calibration if system.endswith(f"-{CALIBRATED}") and is_calibrated(lm) else None
     if calibration is None:
         return 16 if k is None else k, slots
-    return calibration.k if k is None else k, calibration.slots if slots is None else slots
+    if slots is None and calibration.slots is not None:  # a tree is no deeper than its number of nodes
+        slots = min(calibration.slots, SystemName.parse(system.removeprefix(f"{COPIES}+")).size)
+    return calibration.k if k is None else k, slots

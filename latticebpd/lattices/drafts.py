@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -80,6 +81,15 @@ class DraftTree(ArrayValues):
         self._assign(tokens=tokens, parents=parents, log_probs=log_probs)
 
     @classmethod
+    def trusted(
+        cls, tokens: np.ndarray, parents: np.ndarray, log_probs: np.ndarray | None, lattice: SausageLattice | None
+    ) -> Self:
+        """A tree of arrays that are known to be valid, of the types above: without checks."""
+        tree, weights = object.__new__(cls), None if log_probs is None else read_only(log_probs)
+        tree._assign(tokens=read_only(tokens), parents=read_only(parents), log_probs=weights, lattice=lattice)
+        return tree
+
+    @classmethod
     def from_paths(
         cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None
     ) -> DraftTree:
@@ -140,6 +150,8 @@ class DraftTree(ArrayValues):
 
     def pruned(self, max_depth: int) -> DraftTree:
         """The tree without the nodes deeper than ``max_depth``."""
+        if len(self) <= max_depth:
+            return self
         return self.subtree(self.depths <= max_depth)
 
     def first(self, num_nodes: int | None) -> DraftTree:
@@ -150,6 +162,6 @@ class DraftTree(ArrayValues):
         """The tree of some nodes.  keep: ``[n]`` bool, with every node its ancestors."""
         if keep.all():
             return self
-        new_index = np.append(np.cumsum(keep) - 1, ROOT)
+        new_index = np.append(np.cumsum(keep, dtype=np.int32) - 1, np.int32(ROOT))
         log_probs = None if self.log_probs is None else self.log_probs[keep]
-        return DraftTree(self.tokens[keep], new_index[self.parents[keep]], log_probs, self.lattice)
+        return DraftTree.trusted(self.tokens[keep], new_index[self.parents[keep]], log_probs, self.lattice)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -91,6 +91,14 @@ class SausageLattice(ArrayValues):
             self._assign(transitions=read_only(gains.astype(np.float32, copy=False)))
 
     @classmethod
+    def trusted(cls, tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> Self:
+        """A lattice of arrays that are known to be valid, of the types above and contiguous: without checks, which
+        take longer than a small search."""
+        lattice, gains = object.__new__(cls), None if transitions is None else read_only(transitions)
+        lattice._assign(tokens=read_only(tokens), log_probs=read_only(log_probs), transitions=gains)
+        return lattice
+
+    @classmethod
     def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
         """The ``k`` best tokens of each slot, best first, ties towards the lower token id.
 
@@ -162,7 +170,7 @@ class SausageLattice(ArrayValues):
         if self.slots <= slots:
             return self
         transitions = None if self.transitions is None else self.transitions[: max(slots - 1, 0)]
-        return SausageLattice(self.tokens[:slots], self.log_probs[:slots], transitions)
+        return SausageLattice.trusted(self.tokens[:slots], self.log_probs[:slots], transitions)
 
 
 def permuted(transitions: np.ndarray, order: np.ndarray) -> np.ndarray:

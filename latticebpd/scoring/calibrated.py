@@ -83,7 +83,7 @@ class CalibratedScorer:
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         further = min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0
         trees = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
-        return [DraftTree(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
+        return [DraftTree.trusted(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[Tree]:
         """Tokens, parents and log-probabilities of each row's tree."""

@@ -54,7 +54,7 @@ class NgramScorer:
             return trees_of(fst.best_first_tree_batch(*arguments))
 
         trees = in_batches(lattices, contexts, search)
-        return [DraftTree(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
+        return [DraftTree.trusted(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``paths`` of stored lattices as arrays: ``[n, p, slots]`` tokens and ``[n]`` how many paths each has."""
@@ -102,6 +102,10 @@ def in_batches(
     lattices: Sequence[SausageLattice], contexts: Sequence[Context], search: Callable[[Batch], Sequence[T]]
 ) -> list[T]:
     """The result of ``search`` for every lattice; it is called once for those of each shape."""
+    if len(lattices) == 1:
+        (lattice,) = lattices
+        gains = None if lattice.transitions is None else lattice.transitions[None]
+        return list(search((lattice.tokens[None], lattice.log_probs[None], gains, list(contexts))))
     shapes: dict[tuple[Any, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
         shapes.setdefault((lattice.tokens.shape, lattice.transitions is None), []).append(row)
@@ -109,8 +113,8 @@ def in_batches(
     for rows in shapes.values():
         own = [lattices[row] for row in rows]
         tokens, log_probs = np.stack([each.tokens for each in own]), np.stack([each.log_probs for each in own])
-        gains = [each.transitions for each in own if each.transitions is not None]
-        batch = (tokens, log_probs, np.stack(gains) if gains else None, [contexts[row] for row in rows])
+        tied = [each.transitions for each in own if each.transitions is not None]
+        batch = (tokens, log_probs, np.stack(tied) if tied else None, [contexts[row] for row in rows])
         results.update(zip(rows, search(batch), strict=True))
     return [results[row] for row in range(len(lattices))]
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from latticebpd.cpu import _engine
 from latticebpd.target.catalogue import GGUF_NAME
-from latticebpd.target.engine_families import hooked_module, objection, transformer
+from latticebpd.target.engine_families import LOGIT_CAP, hooked_module, objection, transformer
 from latticebpd.target.engine_target import EngineTarget
 from latticebpd.target.gguf_weights import GgufWeights
 from latticebpd.target.weight_kinds import FILE, FLOAT32, INT8, TORCH, WEIGHTS
@@ -121,10 +121,13 @@ def engine_of(model: PreTrainedModel) -> Engine | None:
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Changes when modules or weights are replaced, or weights written: it holds numbers of each of them, and how often
-    PyTorch wrote it."""
-    parts: list[Any] = [type(module) for module in model.modules()]
-    for name, weight in model.named_parameters():
+    """Changes when modules or weights are replaced, weights or buffers written, or modules' numbers set (a norm's
+    epsilon): it holds some of each weight's numbers, and how often PyTorch wrote it."""
+    parts: list[Any] = [getattr(model.config, name, None) for name in (LOGIT_CAP, "sliding_window")]  # read by forward
+    for module in model.modules():
+        settings = ((name, each) for name, each in vars(module).items() if type(each) in (int, float))
+        parts.append((type(module), *settings))
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
         flat = weight.detach().flatten()
         numbers = flat[:: max(1, len(flat) // SAMPLES)].float().cpu().numpy()
         version = None if weight.is_inference() else weight._version

@@ -69,6 +69,10 @@ def objection(model: PreTrainedModel) -> str | None:
             return f"{type(module).__module__}.{type(module).__name__} is not a module of transformers"
     if (hooked := hooked_module(model)) is not None:
         return f"{hooked or 'the model'} has a hook or a forward of its own"
+    for module in model.modules():
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if epsilon not in (None, config.rms_norm_eps):
+            return f"a norm's epsilon is {epsilon}, its configuration's {config.rms_norm_eps}"
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if activation not in GELU | {"silu"}:
         return f"its activation is {activation}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.cpu import _engine
-from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import num_threads
 from latticebpd.target.best_tokens import BestTokens
@@ -31,7 +31,7 @@ class EngineVerifier:
     max_nodes = None
 
     def __init__(self, engine: Engine | EngineTarget, layers: Sequence[int] = ()) -> None:
-        self.model, self.layers = engine.transformer, tuple(layers)
+        self.model, self.layers, self.threads = engine.transformer, tuple(layers), num_threads()
         self.caches: list[_engine.Cache] = []
         self.states: list[list[np.ndarray]] = []  # of every row's text, in parts
         self.pending: list[np.ndarray] = []
@@ -76,11 +76,14 @@ class EngineVerifier:
 
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         counts = [len(tree) + 1 for tree in trees]
-        tokens = np.concatenate([[token, *tree.tokens] for token, tree in zip(next_tokens, trees, strict=True)])
-        parents = np.concatenate([[-1, *(tree.parents + 1)] for tree in trees])
-        flat, states = self._read(range(len(trees)), counts, tokens.astype(np.int64), parents.astype(np.int64))
         ends = np.cumsum(counts)
-        self.pending = np.split(states, ends[:-1])
+        tokens, parents = np.empty((2, ends[-1]), np.int64)
+        for token, tree, end in zip(next_tokens, trees, ends.tolist(), strict=True):
+            begin = end - len(tree) - 1
+            tokens[begin], parents[begin] = token, ROOT
+            tokens[begin + 1 : end], parents[begin + 1 : end] = tree.tokens, tree.parents + 1
+        flat, states = self._read(range(len(trees)), counts, tokens, parents)
+        self.pending = np.split(states, ends[:-1]) if len(trees) > 1 else [states]
         if len(trees) == 1:
             return self._verified(flat[None], trees)
         hidden = np.zeros((len(trees), max(counts), flat.shape[1]), np.float32)
@@ -117,7 +120,7 @@ class EngineVerifier:
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         caches = [self.caches[row] for row in rows]
-        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, num_threads(), grow)
+        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, self.threads, grow)
         return hidden, states
 
     def _keep(self, rows: Sequence[int], states: Sequence[np.ndarray], columns: Sequence[Sequence[int]]) -> None:
@@ -133,10 +136,10 @@ class EngineVerifier:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
-            return as_tensor(self.model.logits(picked(rows, columns), num_threads()))
+            return as_tensor(self.model.logits(picked(rows, columns), self.threads))
 
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            best: list[int] = self.model.best(picked(rows, columns), num_threads()).tolist()
+            best: list[int] = self.model.best(picked(rows, columns), self.threads).tolist()
             return best
 
         given: Any = hidden

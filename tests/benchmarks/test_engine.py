@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from transformers import LlamaConfig, Qwen3Config
 
 from benchmarks.common import read_csv
 from benchmarks.engine import files, peers, run
 from latticebpd.drafters import bundled
+from latticebpd.drafters.pretrained import load_model
 
 SYSTEMS: dict[str, peers.System] = {
     "PyTorch": ("transformers", bundled.MODEL),
@@ -42,6 +44,17 @@ def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: p
     assert peer.ask(tokens=tokens[:1], begin=40)["tokens"] == whole["tokens"][:1]
     assert whole["mib"] > 100
     assert whole["cpu_ms"] > 0
+
+
+def test_likelihoods_are_those_of_the_model_with_no_text_before(peer: peers.Peer) -> None:
+    tokens = list(range(100, 140))
+    first = peer.ask(tokens=tokens, begin=0)["nats"]
+    base = load_model(bundled.MODEL).base
+    with torch.inference_mode():
+        expected = base(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss
+    assert first == pytest.approx(float(expected), abs=1e-4)
+    assert peer.ask(tokens=tokens, begin=0)["nats"] == pytest.approx(first)
+    assert "nats" not in peer.ask(tokens=tokens[:1], begin=40)
 
 
 def test_an_answer_ends_before_an_end_and_follows_from_passes(peer: peers.Peer) -> None:

@@ -253,6 +253,16 @@ def answers() -> Cells:
     return rows
 
 
+def perplexities() -> Cells:
+    """Of the same windows, float32 first."""
+    nats: dict[str, list[float]] = {}
+    for row in read_csv(ENGINE / "perplexity.csv"):
+        nats.setdefault(row["system"], []).append(float(row["nats"]))
+    made = {name: f"{np.exp(np.mean(each)):.2f}" for name, each in nats.items()}
+    return [[weights, *(made.get(f"{library} {weights}", "") for library in LIBRARIES)] for weights in WEIGHTS]
+
+
+LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")
 PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
 ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 8, 16)), "default", "16-copies", "copies+16-tree")
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
@@ -364,6 +374,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
         lambda: passes("passes-avx2.csv", AVX2),
         answers,
+        perplexities,
         OLD + "seconds and memory of first tokens",
     ],
     "benchmarks/gad.md": [OLD + "decodes from before drafting in the first pass"] * 6,

@@ -40,6 +40,11 @@ _SHAPE: dict[str, Any] = {
     "router_jitter_noise": 0.0,
 }  # fmt: skip
 _IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
+_LINEAR: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"]}
+_LATENT: dict[str, Any] = {
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "blenderbot": {"encoder_no_repeat_ngram_size": 0},
@@ -50,6 +55,13 @@ _OWN: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 4, "activation_sparsity_pattern": [0.0, 0.0],
         "intermediate_size": [48, 48],
     },
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu", "minicpm3"), _LATENT),
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4},
+    "recurrent_gemma": {"num_hidden_layers": 3, "block_types": ("recurrent", "recurrent", "attention")},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8},
 }  # fmt: skip
 
 

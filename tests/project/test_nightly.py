@@ -11,6 +11,7 @@ import pytest
 RUNS = {
     "fuzzers of the readers": [sys.executable, "-m", "tests.fuzz", "--rounds", "100000"],
     "sanitizers": ["bash", "tests/sanitize.sh"],
+    "killed commands, small disks, all families": [sys.executable, "-m", "pytest", "-q", "-m", "slow"],
     "mutations": [sys.executable, "-m", "tests.mutate"],
 }
 

@@ -25,6 +25,21 @@ class Int8Heads:
     def states(self, x: int, rows: int, heads: int, to: int, threads: int, /) -> None:
         """``[rows, size]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
 
+    def top_k(
+        self,
+        x: int,
+        rows: int,
+        heads: int,
+        projection: Int8Weights,
+        k: int,
+        tokens: int,
+        log_probs: int,
+        threads: int,
+        /,
+    ) -> None:
+        """``[rows, size]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
+        their log-probabilities, ``[rows, heads, k]``, as of `top_k`."""
+
 def top_k(
     x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0
 ) -> None:

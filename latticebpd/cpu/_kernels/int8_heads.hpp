@@ -1,4 +1,4 @@
-// Feed-forward block heads, x + D_i silu(U_i x), with int8 weights: one call for all of them.
+// Feed-forward block heads, x + D_i silu(U_i x), with int8 weights: one call for all of them, and for their best tokens.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "instruction_sets.hpp"
 #include "int8_linear.hpp"
 #include "simd_lanes.hpp"
+#include "top_k.hpp"
 
 namespace cpu_kernels {
 
@@ -48,6 +49,21 @@ class Int8Heads {
                 for (std::size_t i = 0; i < size_; ++i)
                     to[(row * heads + head) * size_ + i] = x[row * size_ + i] + product[row * size_ + i];
         }
+    }
+
+    // The k best tokens of each head, as of `TopK`, and their log-probabilities; projection: [tokens, size].
+    void top_k(const float* x, std::size_t rows, std::size_t heads, const Int8Weights& projection, std::size_t k,
+               std::int32_t* tokens, float* log_probs, std::size_t threads) const {
+        const std::size_t slots = rows * heads, count = projection.outputs();
+        thread_local std::vector<float> hidden, logits, log_sums;
+        hidden.resize(std::max(hidden.size(), slots * size_));
+        logits.resize(std::max(logits.size(), slots * count));
+        log_sums.resize(std::max(log_sums.size(), slots));
+        states(x, rows, heads, hidden.data(), threads);
+        projection.multiply(hidden.data(), slots, logits.data(), threads);
+        const TopK best{logits.data(), count, k, log_probs, tokens, log_sums.data()};
+        for_each_row(best, slots, threads, isas().front());
+        for (std::size_t i = 0; i < slots * k; ++i) log_probs[i] -= log_sums[i / k];
     }
 
   private:

@@ -135,6 +135,8 @@ class Int8Weights {
             });
     }
 
+    std::size_t outputs() const { return outputs_; }
+
     // `most` of x, see above.
     float most() const {
         constexpr std::size_t kMax = std::numeric_limits<std::int32_t>::max();
@@ -169,10 +171,13 @@ class Int8Weights {
                 for (std::size_t block = 0; block < blocks; ++block) {
                     const std::size_t begin = first(block), height = first(block + 1) - begin;
                     sums_[height - 1](panels_ + panel * kPanel * 2 * pairs_, z + begin * pairs_, pairs_, sums);
-                    for (std::size_t row = 0; row < height; ++row)
-                        for (std::size_t o = panel * kPanel; o < std::min(outputs_, (panel + 1) * kPanel); ++o)
-                            y[(begin + row) * outputs_ + o] = static_cast<float>(sums[row * kPanel + o % kPanel]) *
-                                                              (scales_[o] * row_scales[begin + row]);
+                    const std::size_t output = panel * kPanel, width = std::min(outputs_ - output, kPanel);
+                    for (std::size_t row = 0; row < height; ++row) {
+                        float* to = y + (begin + row) * outputs_ + output;
+                        for (std::size_t o = 0; o < width; ++o)
+                            to[o] = static_cast<float>(sums[row * kPanel + o]) *
+                                    (scales_[output + o] * row_scales[begin + row]);
+                    }
                 }
         });
     }

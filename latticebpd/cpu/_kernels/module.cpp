@@ -68,7 +68,13 @@ PYBIND11_MODULE(_kernels, module) {
         .def(py::init([](Address up, Address down, Size heads, Size size, Size inner) {
                  return built<Int8Heads>(at(up), at(down), heads, size, inner);
              }))
-        .def("states", by_address(&Int8Heads::states), released);
+        .def("states", by_address(&Int8Heads::states), released)
+        .def("top_k",
+             [](const Int8Heads& self, Address x, Size rows, Size heads, const Int8Weights& projection, Size k,
+                Address tokens, Address log_probs, Size threads) {
+                 self.top_k(at(x), rows, heads, projection, k, at<std::int32_t>(tokens), at(log_probs), threads);
+             },
+             released);
     module.def("top_k",
                [](Address x, Size rows, Size count, Size k, Address values, Address indices, Address log_sums,
                   Size threads, Size isa) {

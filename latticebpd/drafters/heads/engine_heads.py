@@ -12,11 +12,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.array_kernels import Int8HeadKernels, top_k
+from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
-from latticebpd.machine import num_threads
 from latticebpd.target.engine_target import UNREADABLE, EngineTarget
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ FORMAT_VERSION, KIND = 3, "feed-forward"
 class EngineHeads:
     """The kernels, and which tokens they know.
 
-    tokens: ``[n]`` ids, ascending; None: all.  fingerprint: of the vocabulary.  vocab_size: of the target.
+    tokens: ``[n]`` int32 ids, ascending; None: all.  fingerprint: of the vocabulary.  vocab_size: of the target.
     """
 
     def __init__(self, folder: Path, target: EngineTarget, fingerprint: str) -> None:
@@ -61,14 +60,17 @@ class EngineHeads:
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up), len(rows)
-        self.tokens, self.fingerprint, self.vocab_size = tokens, config["tokenizer_fingerprint"], target.vocab_size
+        self.tokens = None if tokens is None else tokens.astype(np.int32)
+        self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
-    def logits(self, hidden: np.ndarray, slots: int) -> np.ndarray:
-        """``[rows, hidden]`` -> ``[rows, slots, tokens]`` of the first ``slots`` heads."""
-        states = self._heads.states(hidden, slots)
-        logits = np.empty((*states.shape[:2], self.num_tokens), np.float32)
-        self._projection.multiply(states.ctypes.data, len(hidden) * slots, logits.ctypes.data, num_threads())
-        return logits
+    def lattices(self, hidden: np.ndarray, slots: int, k: int) -> list[SausageLattice]:
+        """After ``[rows, hidden]`` states, of the first ``slots`` heads and their ``k`` best tokens, all if there are
+        fewer."""
+        best, log_probs = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
+        tokens = best if self.tokens is None else self.tokens[best]
+        if not np.isfinite(log_probs).all():
+            return list(map(SausageLattice, tokens, log_probs))  # which says what is wrong
+        return list(map(SausageLattice.trusted, tokens, log_probs))
 
 
 def read_heads(folder: Path, target: EngineTarget, fingerprint: str) -> EngineHeads | None:
@@ -91,8 +93,7 @@ class EngineHeadLattices(HeadSource):
 
     def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
         states = np.stack([as_numpy(each) for each in hidden])
-        drawn, tokens = top_k(self.heads.logits(states, min(slots, self._num_heads)), self.k), self.heads.tokens
-        return [SausageLattice(best if tokens is None else tokens[best], scores) for best, scores in drawn]
+        return self.heads.lattices(states, min(slots, self._num_heads), self.k)
 
     @property
     def target(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def content(path: Path, folder: Path) -> Any:
             record = json.loads(file.metadata()["training"])
             return {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}, record | {"seconds": 0}  # noqa: SIM118
     data = path.read_bytes().replace(str(folder).encode(), b"folder")
+    if path.name in ("costs.json", "answers.jsonl"):  # seconds, times and random names
+        return re.sub(rb"[\da-f]{32}|[\d.]+(e-\d+)?", b"0", data)
     if path.name == "training-state.json":
         return json.loads(data) | {"seconds": 0}
     if path.name == "training-log.jsonl":

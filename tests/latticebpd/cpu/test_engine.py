@@ -230,6 +230,9 @@ def test_what_the_engine_does_not_know_is_named() -> None:
         longer = tiny("llama")
         longer.config.rope_parameters = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
         assert f"({kind}) depend on a text's length" in str(objection(longer))
+    other = tiny("llama")
+    other.model.norm.variance_epsilon = 1.0
+    assert objection(other) == "a norm's epsilon is 1.0, its configuration's 1e-06"
     both = AutoModelForCausalLM.from_config(Gemma3TextConfig(**SIZES, head_dim=16, use_bidirectional_attention=True))
     assert objection(both) == "its tokens attend to later ones"
     exact = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, hidden_act="gelu"))
@@ -265,6 +268,14 @@ def changes() -> dict[str, Any]:
     def by_forward(model: Any) -> None:
         model.model.layers[0].self_attn.forward = model.model.layers[0].self_attn.forward
 
+    def by_adapter(model: Any) -> None:  # as PEFT merges one
+        model.model.layers[1].self_attn.q_proj.weight.data += 0.1 * torch.ones(64, 1) @ torch.ones(1, 64)
+
+    def by_optimizer(model: Any) -> None:  # one that writes without counting it
+        weight = model.model.layers[1].mlp.up_proj.weight
+        weight.grad = torch.ones_like(weight)
+        torch.optim.AdamW([weight], fused=True).step()
+
     def by_number(model: Any) -> None:  # one that is not in a sample of 256
         with torch.no_grad():
             model.model.embed_tokens.weight[7, 5] = 0
@@ -281,6 +292,12 @@ def changes() -> dict[str, Any]:
         "loaded": lambda model: model.load_state_dict(tiny("llama", 1).state_dict()),
         "hook": lambda model: model.model.layers[3].input_layernorm.register_forward_pre_hook(lambda *_: None),
         "forward": by_forward,
+        "adapter": by_adapter,
+        "optimizer": by_optimizer,
+        "epsilon": lambda model: setattr(model.model.norm, "variance_epsilon", 1.0),
+        "scale": lambda model: setattr(model.model.layers[1].self_attn, "scaling", 1.0),
+        "window": lambda model: setattr(model.config, "sliding_window", 4),
+        "frequencies": lambda model: model.model.rotary_emb.inv_freq.mul_(2),
     }
 
 

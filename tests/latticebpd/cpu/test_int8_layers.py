@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from latticebpd import load
 from latticebpd.cpu.int8_layers import Int8Layer, Int8Linear, use_int8_layers
@@ -113,3 +114,26 @@ def test_a_networks_linear_layers_are_replaced_with_their_weights_and_names() ->
     with torch.no_grad():
         assert 0 < _gap(network(x), expected) < 0.03
     assert torch.equal(network(x), expected)  # with gradients
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # of `torch.jit.trace`, which PyTorch now calls deprecated
+def test_tensors_without_numbers_in_memory_are_left_to_pytorch() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20))
+    x, other = torch.randn(3, 2, 40), torch.randn(3, 2, 40)
+    expected = network(other)
+    use_int8_layers(network)
+    network(x)  # packs the weights
+    traced = torch.jit.trace(network, x, check_trace=False)
+    exported = torch.export.export(network, (x,)).module()
+    for function in (traced, exported, torch.vmap(network), torch.compile(network, backend="eager")):
+        assert _gap(function(other), expected) < 0.03
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert network(mode.from_tensor(x)).shape == (3, 2, 20)
+    assert network.to("meta")(x.to("meta")).shape == (3, 2, 20)
+    heads = BlockHeads(40, 3, 16)
+    heads.down.normal_()
+    expected = heads(other)
+    heads.use_int8()
+    assert _gap(torch.jit.trace(heads, x, check_trace=False)(other), expected) < 0.01

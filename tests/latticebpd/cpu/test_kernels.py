@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latticebpd.cpu import _kernels
+from latticebpd.cpu import _kernels, array_kernels
+from latticebpd.cpu.array_kernels import Int8HeadKernels
 
 ISAS = range(_kernels.isas())
 INT8_ISAS = range(_kernels.int8_isas())
@@ -122,6 +123,24 @@ def top_k(isa: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np
     _kernels.top_k(address(x), rows, x.shape[1], k, address(values), address(indices), address(log_sums), threads, isa)
     assert all((each[-1] == 7).all() for each in (values, indices, log_sums)), "written beyond its end"
     return values[:-1], indices[:-1], log_sums[:-1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
+    """The bits of their states, the projection and the best tokens one after another."""
+    rng = np.random.default_rng(0)
+    heads = Int8HeadKernels(rng.normal(size=(3, 48, 20)), rng.normal(size=(3, 20, 48)))
+    weights = rng.normal(size=(700, 48)).astype(np.float32)
+    projection = _kernels.Int8Weights(address(weights), *weights.shape)
+    for rows, slots in ((1, 3), (5, 2), (2, 1)):
+        hidden = rng.normal(size=(rows, 48)).astype(np.float32)
+        states, logits = heads.states(hidden, slots), np.empty((rows, slots, 700), np.float32)
+        projection.multiply(address(states), rows * slots, address(logits), threads)
+        for (tokens, log_probs), *own in zip(
+            array_kernels.top_k(logits, 9), *heads.top_k(hidden, slots, projection, 9), strict=True
+        ):
+            np.testing.assert_array_equal(own[0], tokens)
+            np.testing.assert_array_equal(own[1], log_probs)
 
 
 def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from transformers import (
     MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
     PretrainedConfig,
+    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
     TextIteratorStreamer,
@@ -218,6 +219,36 @@ def test_criterion_that_remembers_a_batch_is_taken_for_one_prompt_and_refused_fo
     for rows in (1, 3):
         with pytest.raises(ValueError, match=r"OfABatch; decode prompts one by one"):
             model.generate(**RAGGED, max_new_tokens=NEW, stopping_criteria=[OfABatch(rows)], custom_generate=decoding)
+
+
+class MultiTokenEOSCriteria(StoppingCriteria):
+    """As lm-evaluation-harness has it, with the end of a text in place of a string: one answer for a batch."""
+
+    def __init__(self, end: int, tokenizer: Any, rows: int) -> None:
+        self.end, self.tokenizer, self.done = end, tokenizer, [False] * rows
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> bool:  # type: ignore[override]
+        assert len(ids) == len(self.done)
+        self.done = [done or ids[row, -1].item() == self.end for row, done in enumerate(self.done)]
+        return all(self.done)
+
+
+def test_rows_end_one_by_one_where_the_harness_cuts_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = tiny("llama", seed=3), letters()
+    given: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    plain = model.generate(**RAGGED, **given)[:, 4:].tolist()
+    end = next(token for token in plain[0] if all(token in row[2:] for row in plain))
+    monkeypatch.setattr(type(tokenizer), "__deepcopy__", lambda *_: pytest.fail("a copied tokenizer"), raising=False)
+    found = []
+    for drafter in (None, NoDrafter(), GoldDrafter(plain, 4)):
+        decoding = {} if drafter is None else {"custom_generate": custom_generate(drafter)}
+        criteria = StoppingCriteriaList([MultiTokenEOSCriteria(end, tokenizer, 3)])
+        rows = model.generate(**RAGGED, **given, stopping_criteria=criteria, **decoding)[:, 4:].tolist()
+        found.append([row[: row.index(end)] for row in rows])
+        if drafter is not None:
+            assert all(not any(row[row.index(end) + 1 :]) for row in rows)  # padding
+    assert found[1:] == found[:1] * 2
+    assert len({len(row) for row in found[0]}) > 1
 
 
 class ByColumn(LogitsProcessor):

@@ -52,6 +52,24 @@ def test_right_drafts_take_one_call_per_block(model: BlockwiseLM) -> None:
     assert drafter.observed == text[1:]
 
 
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_drafters_are_given_the_state_that_predicted_the_last_token(model: BlockwiseLM, right: int) -> None:
+    text, states = greedy(model, [7]), list[tuple[list[int], torch.Tensor]]()
+
+    def partly_right(state: State) -> DraftTree:
+        states.append(([*state.tokens], state.hidden))
+        rest = text[len(state.tokens) - 1 :][: min(4, state.max_depth)]
+        wrong = [(token + 1) % 23 for token in rest]
+        return DraftTree.from_paths([path for path in (wrong, [*rest[:right], *wrong[right:]]) if path])
+
+    generate(model, [7], ScriptedDrafter(partly_right), max_new_tokens=NEW)
+    assert len(states) >= NEW // 4
+    for tokens, hidden in states:
+        with torch.no_grad():
+            expected = model.base.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
+        torch.testing.assert_close(torch.as_tensor(hidden), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_wrong_drafts_cost_a_call_per_token_and_nothing_else(model: BlockwiseLM) -> None:
     text = greedy(model, [7])
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from latticebpd import DraftTree, Exact, GoldDrafter, NoDrafter, Sampling, State, custom_generate, generate
+from tests.helpers.engine_models import on_engine
 from tests.helpers.tiny_families import tiny
 
 PROCESSORS: dict[str, list[Any]] = {
@@ -106,10 +107,10 @@ class InPlace(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", ["llama", "t5", "llama on the engine"])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
-    model: Any = tiny(family)
+    model: Any = on_engine() if "engine" in family else tiny(family)
     prompt, rule = torch.tensor([[4, 9, 5, 9]]), Sampling() if do_sample else Exact()
     processors = LogitsProcessorList([InPlace()])
     torch.manual_seed(0)

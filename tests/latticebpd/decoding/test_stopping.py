@@ -76,6 +76,21 @@ def test_stopping_criterion_is_asked_after_every_token(which: int) -> None:
     assert counted(out) == 8 - sum(out.prefilled)
 
 
+@pytest.mark.parametrize("longest", [1, 2, 3])
+def test_a_criterion_that_the_prompt_meets_leaves_one_token_and_asks_for_no_drafts(longest: int) -> None:
+    class Strict(GoldDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            assert all(state.max_depth > 0 for state in states)
+            return super().propose(states)
+
+    stop = StoppingCriteriaList([MaxLengthCriteria(longest)])
+    prompt = torch.tensor([PROMPT])
+    expected = tiny("llama").generate(prompt, do_sample=False, max_new_tokens=30, stopping_criteria=stop)
+    assert expected.tolist() == [[*PROMPT, *greedy()[:1]]]
+    out = generate(tiny("llama"), prompt, Strict(greedy(), 5), max_new_tokens=30, stopping_criteria=stop)
+    assert out.sequences.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 6])
 def test_length_limit_inside_a_block_is_kept_exactly(limit: int) -> None:
     text = greedy()

@@ -38,6 +38,8 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
     nodes = np.array([0, 4, 8])
     np.testing.assert_allclose(CURVE.with_nodes(4, nodes), CURVE.of(4, 1 + nodes))
     np.testing.assert_allclose(replace(CURVE, packed=True).with_nodes(4, nodes), CURVE.of(1, 4 + nodes))
+    for most in (3, 0, 80, 70):
+        np.testing.assert_array_equal(CURVE.up_to(4, most), CURVE.with_nodes(4, np.arange(most + 1)))
     drafting = replace(CURVE, drafting=(1.0, 4.0))
     assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
 
@@ -129,8 +131,8 @@ class Asked:
 @pytest.mark.parametrize("calls", [63, 2000])
 @pytest.mark.parametrize("share", [0.02, 1 / 6, 0.28])
 def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: float, calls: int) -> None:
-    """And so it is never slower than greedy decoding by more than 2 %, whatever share of a pass a draft costs, in short
-    texts too."""
+    """And so it is never slower than greedy decoding by more than a call, a draft and 1 %, whatever share of a pass a
+    draft costs."""
     state = State(0, [1, 2], 1, None, 9)
     lattice = SausageLattice([list(range(9))], np.log(np.full((1, 9), 1 / 9)))
     costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(share,))
@@ -145,7 +147,7 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
         assert not len(tree)
         seconds += 1 + (source.times - asked) * share
     assert source.times > 0.009 * calls / share  # it looks now and then
-    assert seconds < 1.02 * calls
+    assert seconds < 1.01 * calls + 1 + share
     source.lattice = SausageLattice([[3], [4], [5], [6]], np.zeros((4, 1)))  # the text repeats itself now
     drafted = [len(drafter.propose([state])[0]) for _ in range(40)]
     first = next(number for number, size in enumerate(drafted) if size)
@@ -188,8 +190,8 @@ def test_savings_are_kept_for_one_call_at_most() -> None:
 def test_a_budget_that_is_just_spent_allows_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftingBudget, "SHARE", 0.25)
     budget = DraftingBudget()
-    assert budget.allows(1.0)  # 0.25 at first, 0.25 for the call
-    budget.credit(-0.75)
+    assert budget.allows(1.0)  # a call at first, which is the most
+    budget.credit(-1.25)
     assert [budget.allows(1.0) for _ in range(2)] == [False, True]
 
 

@@ -149,6 +149,7 @@ def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path
         replace(fitted, slots=slots).save(calibration_path(lm))
         assert lattice_shape(None, None, "16-calibrated", lm) == (K, slots)
         assert lattice_shape(3, 1, "16-calibrated", lm) == (3, 1)
+        assert lattice_shape(None, None, "copies+1-calibrated", lm) == (K, None if slots is None else 1)
         assert lattice_shape(None, None, "16-tree", lm) == (16, None)
     with pytest.raises(ValueError, match="slots >= 1"):
         replace(fitted, slots=0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,20 @@ def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
             assert tree.parents.tolist() == parents[0].tolist()
             assert tree.log_probs is not None
             np.testing.assert_allclose(tree.log_probs, log_probs[0])
+
+
+def test_a_tree_of_few_nodes_needs_no_more_slots() -> None:
+    """Why `lattice_shape` asks for none: with copies after the lattice too, and their weights."""
+    scorer, text = CalibratedScorer(NgramScorer(LM), replace(WEIGHTS, further=True)), [3, 5, 7, 3, 5]
+    deepest = 0
+    for seed, nodes in product(range(20), (1, 2, 3, 5)):
+        full = lattice(seed, slots=6)
+        (tree,) = scorer.trees([full], [text], nodes)
+        (cut,) = scorer.trees([full.first_slots(nodes)], [text], nodes)
+        assert (tree.tokens.tolist(), tree.parents.tolist()) == (cut.tokens.tolist(), cut.parents.tolist())
+        np.testing.assert_array_equal(tree.log_probs, cut.log_probs)
+        deepest = max(deepest, int(tree.depths.max()))
+    assert deepest > 2
 
 
 def test_stored_lattices_have_their_transitions() -> None:

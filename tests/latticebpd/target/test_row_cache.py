@@ -12,19 +12,23 @@ from latticebpd.target.row_cache import GrowingLayer, RowCache
 @torch.inference_mode()
 def append(cache: RowCache, tokens: list[list[int]]) -> None:
     """A pass whose keys are the tokens and whose values are their negatives; two attention heads of size one, two
-    layers."""
+    layers, and the tokens again as vectors."""
     states = torch.tensor(tokens, dtype=torch.float32)[:, None, :, None].expand(-1, 2, -1, 1)
     for layer in range(2):
         keys, values = cache.text.update(states, -states, layer)
         assert torch.equal(keys, -values)
         assert torch.equal(keys[:, :, -states.shape[2] :], states)
+    cache.append(states[:, 0])
 
 
 def texts(cache: RowCache) -> list[list[float]]:
-    """What every layer and head holds of each row."""
+    """What every layer and head, and the vectors, hold of each row."""
     held = [layer.keys[:, head, :, 0] for layer in cache.text.layers for head in range(2)]
     assert all(torch.equal(each, held[0]) for each in held)
-    return [held[0][row, :length].tolist() for row, length in enumerate(cache.lengths)]
+    rows = [held[0][row, :length].tolist() for row, length in enumerate(cache.lengths)]
+    vectors = [cache.vectors(row) for row in range(len(rows))]
+    assert [each[:, 0].tolist() for each in vectors if each is not None] == rows
+    return rows
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,117 @@
+"""lm-evaluation-harness as it is, and with ``custom_generate`` on the CPU engine: scores, and the time of its answers.
+
+    pip install lm-eval
+    python -m benchmarks.engine.harness -o harness.csv --questions question.jsonl     # an hour
+
+Spec-Bench's word problems (the answer's last number) and translations (chrF) by SmolLM2-135M, greedily. The engine's
+texts are those of `transformers` in float32, but for rounding; with the file's blocks they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import numpy as np
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from benchmarks.common import interval, options, read_csv, read_lines, run, set_up, signature, table, write_csv
+from latticebpd import custom_generate, load
+from latticebpd.target.weight_kinds import FILE, FLOAT32, TORCH
+
+SYSTEMS = {
+    "transformers": (TORCH, None), "float32, greedy": (FLOAT32, "greedy"),
+    "float32, tree of 8": (FLOAT32, "8-calibrated"), "file, greedy": (FILE, "greedy"), "file, default": (FILE, ""),
+}  # fmt: skip
+"""Weights, and the system that drafts; "": the default."""
+NUMBER = {"function": "regex", "regex_pattern": "(-?[0-9][0-9.,]*[0-9]|[0-9])", "group_select": -1}
+FILTERS = [{"name": "number", "filter": [NUMBER, {"function": "take_first"}]}]
+TASKS: dict[str, dict[str, Any]] = {
+    "math_reasoning": {"metric_list": [{"metric": "exact_match"}], "filter_list": FILTERS},
+    "translation": {"metric_list": [{"metric": "chrf"}]},
+}
+
+
+def harness_task(name: str, questions: list[dict[str, Any]], limit: int, folder: Path) -> dict[str, Any]:
+    """A category's questions as a task of the harness."""
+    own = [{"q": each["turns"][0], "a": each["reference"][0]} for each in questions if each["category"] == name]
+    lines = [{**each, "a": each["a"].rpartition("#### ")[2]} for each in own]  # word problems end with their number
+    write_csv(folder / f"{name}.csv", lines)
+    files = {"data_files": {"test": str(folder / f"{name}.csv")}, "cache_dir": str(folder)}
+    settings = {"until": [], "max_gen_toks": limit, "do_sample": False}
+    about = {"dataset_path": "csv", "dataset_kwargs": files, "test_split": "test", "output_type": "generate_until"}
+    form = {"doc_to_text": "{{q}}", "doc_to_target": "{{a}}", "generation_kwargs": settings}
+    return {"task": name, **about, **form, **TASKS[name]}
+
+
+class TimedModel(HFLM):  # type: ignore[misc]
+    """Measures each batch's answers."""
+
+    def _model_generate(self, context: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
+        wall, cpu = time.perf_counter(), time.process_time()
+        found: torch.Tensor = super()._model_generate(context, *args, **given)
+        wall, cpu = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+        texts = self.tokenizer.batch_decode(found[:, context.shape[1] :], skip_special_tokens=True)
+        self.calls = [*getattr(self, "calls", []), {"wall_ms": wall, "cpu_ms": cpu, "texts": texts}]
+        return found
+
+
+def measured(tasks: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each batch of each system, with the scores of all batches."""
+    rows, stock = list[dict[str, Any]](), list[Any]()
+    for name, (weights, system) in SYSTEMS.items():
+        loaded = load("smollm2-135m", weights=weights)
+        model = TimedModel(loaded.base, tokenizer=loaded.tokenizer, batch_size=given.batch)
+        drafts = None if system is None else {"custom_generate": custom_generate(loaded.drafter(system or None))}
+        settings: dict[str, Any] = {"limit": given.count, "apply_chat_template": True, "bootstrap_iters": 0}
+        manager = TaskManager(include_defaults=False)
+        scores = lm_eval.simple_evaluate(model, tasks=tasks, gen_kwargs=drafts, task_manager=manager, **settings)
+        values = {
+            task: float(next(own[key] for key in own if key.startswith(TASKS[task]["metric_list"][0]["metric"])))
+            for task, own in scores["results"].items()
+        }
+        stock = stock or [call["texts"] for call in model.calls]
+        for number, (call, expected) in enumerate(zip(model.calls, stock, strict=True)):
+            texts = call.pop("texts")
+            same = sum(one == other for one, other in zip(texts, expected, strict=True))
+            rows.append({"system": name, "batch": number, "answers": len(texts), "same": same, **call, **values})
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
+    parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--count", type=int, default=80, help="questions of each task")
+    parser.add_argument("--limit", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    set_up(given.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        questions = read_lines(given.questions)
+        write_csv(given.output, measured([harness_task(n, questions, given.limit, Path(folder)) for n in TASKS], given))
+    rows, printed = read_csv(given.output), list[list[str]]()
+    times = {name: np.array([[float(row[clock]) for clock in ("wall_ms", "cpu_ms")] for row in rows
+                             if row["system"] == name]).T for name in SYSTEMS}  # fmt: skip
+    base, _ = times["transformers"]
+    for name, (wall, cpu) in times.items():
+        gain, low, high = interval(lambda drawn, own=wall: base[drawn].sum(-1) / own[drawn].sum(-1), len(base))  # type: ignore[misc]
+        own = [row for row in rows if row["system"] == name]
+        same, count = (sum(int(row[key]) for row in own) for key in ("same", "answers"))
+        scores = [f"{float(own[0][task]):.3f}" for task in TASKS]
+        seconds = f"{wall.sum() / 1e3:.0f} ({cpu.sum() / 1e3:.0f})"
+        printed.append([name, seconds, f"{gain:.2f}× ({low:.2f}–{high:.2f})", *scores, f"{same} of {count}"])
+    table("", ("system", "wall-clock (processor) s", "speed-up (95 %)", *TASKS, "same texts"), printed)
+    print()
+    signature(count=given.count, limit=given.limit, batch=given.batch, lm_eval=lm_eval.__version__)
+
+
+if __name__ == "__main__":
+    run(main)
