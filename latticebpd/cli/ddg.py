@@ -57,7 +57,7 @@ def ddg(
     if initial is InitialName.previous:
         advice = "`latticebpd jacobi` takes earlier outputs"
         raise ValueError(f"expected --initial padding, random, source, heads or ngram, got previous; {advice}")
-    texts, _ = read_texts(file, source, None, None, limit)
+    texts = read_texts(file, source, None, None, limit).inputs
     quiet_transformers()
     import torch
 

@@ -72,9 +72,9 @@ def jacobi(
 
     Example: [bold]latticebpd jacobi test.jsonl --model translator --source en --target de -o test.de[/bold]
     """
-    texts, wanted = read_texts(file, source, target, references, limit)
-    earlier = _earlier(previous, initial, len(texts))
-    bleu = _bleu() if wanted is not None else None
+    texts = read_texts(file, source, target, references, limit)
+    earlier = _earlier(previous, initial, len(texts.inputs))
+    bleu = _bleu() if texts.references is not None else None
     quiet_transformers()
     import torch
 
@@ -92,7 +92,7 @@ def jacobi(
     served = loaded.model
     base = BaseModel.of(served)
     tokenizer: Any = loaded.tokenizer
-    inputs = [tokenizer(text)["input_ids"] for text in texts]
+    inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
@@ -126,7 +126,7 @@ def jacobi(
         write_text(output, "".join(" ".join(line.split()) + "\n" for line in written[name]))
     scores, signature = {}, None
     if bleu is not None:
-        scores = {each: bleu.corpus_score(lines, [wanted]).score for each, lines in written.items()}
+        scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
         signature = str(bleu.get_signature())
     target_length = "not needed" if algorithm is Algorithm.hybrid else length
     options = {"texts": len(inputs), "batch_size": batch_size, "max_new_tokens": max_new_tokens}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,15 @@ class InitialName(StrEnum):
     ngram = "ngram"
 
 
-def read_texts(
-    path: Path, source: str, target: str | None, references: Path | None, limit: int | None
-) -> tuple[list[str], list[str] | None]:
+@dataclass(frozen=True)
+class JacobiInputs:
+    """Inputs, and references if any."""
+
+    inputs: list[str]
+    references: list[str] | None
+
+
+def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> JacobiInputs:
     """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects.
 
     ValueError for a line without text, no text at all, or another number of references.
@@ -47,7 +54,7 @@ def read_texts(
         if len(targets) != len(inputs):
             expected = f"{len(inputs)} references, one a line as in {path}"
             raise ValueError(f"{references}: expected {expected}, got {len(targets)}")
-    return inputs, targets
+    return JacobiInputs(inputs, targets)
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Spec-Bench (Xia 2024): its calling convention, its questions, its answer files, its numbers.
 
 A method takes part through one function, ``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs) ->
-(output_ids, new_token, step, accept_length_list)``; ours is :func:`forward_func`, and :func:`greedy_forward_func` is
+(output_ids, new_token, step, accept_length_list)``; ours is :func:`forward_func`, and :func:`baseline_of` gives
 the baseline, greedy decoding with the same weights.  :func:`run` asks the questions of both in turn, so that a drift of
 the machine's speed meets both alike.
 
@@ -72,14 +72,9 @@ def forward_func(
     return out.sequences, out.num_tokens, out.num_calls, lengths
 
 
-def greedy_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
-    """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
-    library's loop without drafts."""
-    return baseline_of(model)(inputs, model, tokenizer, max_new_tokens, **kwargs)
-
-
 def baseline_of(model: Model) -> ForwardFunc:
-    """Which of the two `greedy_forward_func` is for a model; chosen once, since the check reads all weights."""
+    """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
+    library's loop without drafts. Chosen once for a run, since the check reads all weights."""
     has_engine = engine_of(BaseModel.of(model).model) is not None
     return partial(forward_func, drafter=NoDrafter()) if has_engine else _stock_forward_func
 

@@ -20,8 +20,8 @@ from latticebpd.measuring.spec_bench import (
     Answer,
     Question,
     Run,
+    baseline_of,
     forward_func,
-    greedy_forward_func,
     read_questions,
     write_answers,
 )
@@ -62,7 +62,7 @@ def test_forward_func_keeps_the_benchmarks_contract(model: BlockwiseLM) -> None:
     assert new_token == 20
     assert step == len(accept_lengths) == 4  # five tokens a call; the first reads the prompt and a draft together
     assert sum(accept_lengths) == new_token
-    base_ids, base_new, base_step, base_lengths = greedy_forward_func(inputs(prompt), model, None, 20)
+    base_ids, base_new, base_step, base_lengths = baseline_of(model)(inputs(prompt), model, None, 20)
     assert base_ids.tolist() == output_ids.tolist()
     assert (base_new, base_step, base_lengths) == (20, 19, [1] * 19)
 
