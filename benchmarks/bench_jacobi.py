@@ -32,7 +32,7 @@ from rich.progress import Progress
 from benchmarks.common import claim, err, options, pair_options, run, set_up, signature, write_json
 from fst.files import replacing
 from latticebpd import load
-from latticebpd.cli.jacobi_inputs import read_texts
+from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
@@ -282,15 +282,14 @@ def measured(
     base: BaseModel,
     chosen: dict[str, System],
     tokenizer: Any,
-    texts: tuple[list[str], list[str] | None],
+    texts: JacobiInputs,
     data: str,
     threads: int,
     results: Results,
 ) -> list[dict[str, Any]]:
     """Decode what is not decoded yet of a data set, and print its table."""
     torch.set_num_threads(threads)
-    inputs, translations = texts
-    spelled = [tokenizer(text)["input_ids"] for text in inputs]
+    spelled = [tokenizer(text)["input_ids"] for text in texts.inputs]
     room = base.source_positions if base.is_encoder_decoder else base.max_positions and base.max_positions - 1
     kept = [number for number, ids in enumerate(spelled) if room is None or len(ids) <= room]
     if not kept:
@@ -298,10 +297,10 @@ def measured(
     found = in_turns(base, chosen, spelled, kept, data, threads, results)
     greedy, rows = found[GREEDY], list[dict[str, Any]]()
     bleu: Any = None
-    if translations is not None:
+    if texts.references is not None:
         from sacrebleu.metrics.bleu import BLEU
 
-        bleu, references = BLEU(), [[translations[number] for number in kept]]
+        bleu, references = BLEU(), [[texts.references[number] for number in kept]]
     for each in found.values():
         lines = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in each.tokens]
         score = bleu.corpus_score(lines, references).score if bleu is not None else None
