@@ -1,8 +1,7 @@
-"""The real model's benchmark on the bundled model: every system writes ``generate()``'s texts."""
+"""How the real model's heads and n-gram models are made: stages resume, prompts share nothing with evaluation texts."""
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
 from collections import Counter
@@ -12,48 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.smollm2 import make, more_text, run
+from benchmarks.smollm2 import make, more_text
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
-from latticebpd.drafters import bundled
-from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.lattices.texts import Texts
-
-
-def test_batches_are_answered_by_every_system_with_the_texts_of_generate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    passages = bundled.load_prompts()
-    texts = [prompt.text[: 90 + 20 * number] for number, prompt in enumerate(passages[:4])]
-    questions = [*({"question_id": n, "category": "qa", "turns": [text]} for n, text in enumerate(texts)),
-                 {"question_id": 9, "category": "qa", "turns": [" ".join(each.text for each in passages)]}]  # fmt: skip
-    (tmp_path / "question.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    CostCurve((1, 3), (1, 5, 65), ((1.0, 1.2, 4.0), (2.0, 3.0, 9.0)), drafting=(0.1, 0.2)).save(tmp_path / "costs.json")
-    path = tmp_path / "batches.csv"
-    command = (
-        "run.py", tmp_path / "question.jsonl", "-o", path, "--model", bundled.MODEL, "--lm", bundled.LM, "-k", 8,
-        "--batch", 2, "--longest", 200, "--max-new-tokens", 12, "--threads", 1,
-        "--systems", "greedy,8-tree,8-copies,oracle",
-    )  # fmt: skip
-    monkeypatch.setattr("sys.argv", list(map(str, command)))
-    run.main()
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    systems = ["generate()", "greedy", "8-tree", "8-copies"]  # neither prompt lookup nor the oracle take batches
-    assert [row["question"] for row in rows] == ["0"] * 4 + ["2"] * 4  # the fifth is too long
-    assert {row["system"] for row in rows} == set(systems)
-    assert {row["equal"] for row in rows} == {"1"}
-    by = {(row["question"], row["system"]): row for row in rows}
-    for question, system in by:
-        yardstick = by[question, "generate()"]
-        assert by[question, system]["tokens"] == yardstick["tokens"]
-        assert int(by[question, system]["calls"]) <= int(yardstick["calls"])
-    assert (
-        int(by["0", "greedy"]["calls"]) == int(by["0", "greedy"]["tokens"]) - 2 == int(by["0", "generate()"]["calls"])
-    )
-    assert "all tasks, 2 batches of 2" in capsys.readouterr().out
-    before = path.read_text()
-    run.main()
-    assert path.read_text() == before  # nothing was left to do
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
