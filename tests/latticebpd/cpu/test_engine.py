@@ -58,6 +58,9 @@ CONFIGS = {
     ),
     "llama, yarn": LlamaConfig(**SIZES, rope_parameters={**LLAMA3, "rope_type": "yarn"}),
     "llama of odd sizes": LlamaConfig(**{**SIZES, "hidden_size": 72, "head_dim": 48, "vocab_size": 121}),
+    "llama of half panels": LlamaConfig(
+        **{**SIZES, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 48, "intermediate_size": 112}
+    ),
     "llama that says what only others read": LlamaConfig(
         **SIZES,
         final_logit_softcapping=0.5,
