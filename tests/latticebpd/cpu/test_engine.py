@@ -58,6 +58,9 @@ CONFIGS = {
     ),
     "llama, yarn": LlamaConfig(**SIZES, rope_parameters={**LLAMA3, "rope_type": "yarn"}),
     "llama of odd sizes": LlamaConfig(**{**SIZES, "hidden_size": 72, "head_dim": 48, "vocab_size": 121}),
+    "llama of half panels": LlamaConfig(
+        **{**SIZES, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 48, "intermediate_size": 112}
+    ),
     "llama that says what only others read": LlamaConfig(
         **SIZES,
         final_logit_softcapping=0.5,
@@ -433,6 +436,18 @@ def test_texts_are_the_same_with_drafts_and_without(weights: str) -> None:
         assert torch.equal(alone, stock)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_of_equal_logits_the_lowest_token_is_best_however_far_apart_they_are(weights: str) -> None:
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, "vocab_size": 5000}))
+    rows = model.lm_head.weight
+    rows[[1203, 4999]] = rows[17].clone()
+    engine = make_engine(model, weights).transformer
+    states = torch.stack([rows[17], rows[18], torch.zeros(64)]).numpy()
+    for threads in (1, 3):
+        assert engine.best(states, threads).tolist() == [17, 18, 0]
+
+
 def test_misuse_of_the_compiled_parts_is_refused() -> None:
     engine = make_engine(tiny("llama")).transformer
     cache, tokens = _engine.Cache(engine), np.array([3, 4])
@@ -455,6 +470,9 @@ def test_misuse_of_the_compiled_parts_is_refused() -> None:
             cache.keep(columns)
     cache.keep([1])
     assert cache.length == 1
+    for tokens_left, length in ((7, 1), (0, 0)):
+        cache.cut(tokens_left)
+        assert cache.length == length
     with pytest.raises(ValueError, match="states"):
         engine.best(np.zeros((2, 63), np.float32), 1)
     with pytest.raises(ValueError, match="blocks of all weights"):
