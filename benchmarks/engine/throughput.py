@@ -3,7 +3,7 @@ r"""Servers with one client and with several: tokens a second of all together, a
     export OMP_NUM_THREADS=1
     latticebpd serve --model smollm2-135m --port 8001 &
     llama-server -m $LATTICEBPD_CACHE/peers/models/SmolLM2-135M-Instruct.Q4_1.gguf --port 8002 --threads 1 \
-        --threads-batch 1 --parallel 16 --ctx-size 32768 --no-cache-prompt --reasoning off &
+        --threads-batch 1 --parallel 16 --threads-http 24 --ctx-size 32768 --no-cache-prompt --reasoning off &
     python -m benchmarks.engine.throughput -o throughput.csv --questions question.jsonl \
         --server latticebpd=http://127.0.0.1:8001/v1 --server llama.cpp=http://127.0.0.1:8002/v1
 
@@ -56,7 +56,7 @@ async def answer(client: AsyncOpenAI, model: str, question: str, limit: int) -> 
 async def load(url: str, clients: int, questions: list[str], limit: int) -> tuple[float, list[Row]]:
     """Seconds that so many clients take for all questions, and the answers in their order."""
     answers: list[Row] = [{} for _ in questions]
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=3600) as client:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=2, timeout=3600) as client:
         model = (await client.models.list()).data[0].id
 
         async def ask(first: int) -> None:
