@@ -53,7 +53,7 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         self.attention_conv = GroupedConvolution(layers.hidden_size, *convolutions)
         self.mlp_conv = GroupedConvolution(layers.hidden_size, *convolutions)
 
-    def forward(self, hidden_states: Tensor, **attention: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, hidden_states: Tensor, **attention: Any) -> Tensor:
         normed = self.input_layernorm(hidden_states)
         before, after = self.attention_conv.kernels(normed)
         attended, _ = self.self_attn(hidden_states=self.attention_conv(normed, before), **attention)
