@@ -217,7 +217,7 @@ def _remove_unused(config: GenerationConfig, arguments: dict[str, Any]) -> None:
     for name in _OUTPUTS if config.return_dict_in_generate else ():
         if getattr(config, name, False):
             raise _unsupported(name)
-    for name in ("past_key_values", "cache_params"):  # the second are Mamba's
+    for name in ("cache", "past_key_values", "cache_params"):  # before transformers 5.24, the last are Mamba's
         if (cache := arguments.pop(name, None)) is not None and _holds_tokens(cache):
             raise _unsupported(name, "a cache that holds tokens; leave it out")
     kinds = arguments.get("token_type_ids")

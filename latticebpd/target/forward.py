@@ -41,7 +41,7 @@ class EncodedSource:
 
 
 class Forward:
-    """One model, called with its decoder's arguments: ``input_ids``, ``attention_mask``, ``past_key_values`` and so on.
+    """One model, called with its decoder's arguments: ``input_ids``, ``attention_mask``, ``cache`` and so on.
 
     source: of an encoder–decoder; None for a causal LM.
     layers: from 0, those of a causal LM whose states are returned too; the last one's are normalised.

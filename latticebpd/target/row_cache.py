@@ -84,10 +84,9 @@ class RowCache:
         """Tokens of the longest row, after which the columns of a pass begin."""
         return max(self.lengths)
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of a decoder that is to append a pass."""
-        return {"past_key_values": self.past, "use_cache": True}
+    def arguments(self, name: str) -> dict[str, Any]:
+        """Arguments of a decoder that is to append a pass; name: its `cache_argument`."""
+        return {name: self.past, "use_cache": True}
 
     def append(self, vectors: Tensor) -> None:
         """Cache a vector for each column of the last pass, ``[rows, columns, size]``."""

@@ -274,6 +274,11 @@ class BaseModel:
                 f"got texts of {shortest + 1} to {longest}; decode up to {boundary} tokens, then go on from there"
             )
 
+    @property
+    def cache_argument(self) -> str:
+        """The name of the model's argument for keys and values."""
+        return cache_argument(type(self.model))
+
     def takes(self, argument: str) -> bool:
         """Whether the model's ``forward`` has an argument of this name."""
         return argument in inspect.signature(self.model.forward).parameters
@@ -292,6 +297,12 @@ class BaseModel:
         """The projection of a known scale."""
         bias = getattr(self.model, "final_logits_bias", None)
         return Projection(self.model.get_output_embeddings(), scale, None if bias is None else bias.view(-1))
+
+
+@functools.cache
+def cache_argument(module: type[nn.Module]) -> str:
+    """The name of a module's argument for keys and values: ``cache`` from ``transformers`` 5.24 on."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 @once_per_model

@@ -7,6 +7,7 @@ in the text; a tree without branches is ordinary causal attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class TreeVerifier:
         self.cache.lengths = [len(prompt) for prompt in prompts]
         last = torch.tensor(self.cache.lengths, device=self.device) - 1
         text = self.forward.base.padded_text([list(prompt) for prompt in prompts])
-        return self._kept(self.forward.last({**text, **self.cache.arguments}, last))
+        return self._kept(self.forward.last({**text, **self._cache_arguments()}, last))
 
     def begin(self, rows: int) -> None:
         self.cache.lengths = [0] * rows
@@ -77,7 +78,10 @@ class TreeVerifier:
     def read(self, tokens: np.ndarray, positions: np.ndarray, visible: np.ndarray) -> Verified:
         """One pass over any columns, ``[rows, columns]`` and ``[rows, columns, longest + columns]``."""
         arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, positions, visible))
-        return self._kept(self.forward.nodes({**self.placement.arguments(*arrays), **self.cache.arguments}))
+        return self._kept(self.forward.nodes({**self.placement.arguments(*arrays), **self._cache_arguments()}))
+
+    def _cache_arguments(self) -> dict[str, Any]:
+        return self.cache.arguments(self.forward.base.cache_argument)
 
     def _kept(self, verified: Verified) -> Verified:
         if verified.layers is not None:

@@ -138,9 +138,9 @@ def _is_causal(model: PreTrainedModel) -> bool:
     full = logits({**text, "use_cache": False}, length)
     if not _close(logits({**beginning, "use_cache": False}, cut), full[:, :cut]):
         return False
-    if not base.takes("past_key_values") or not layers_of(model).only_attention:
+    if not base.takes(base.cache_argument) or not layers_of(model).only_attention:
         return True
-    cache = RowCache(base.is_encoder_decoder).arguments
+    cache = RowCache(base.is_encoder_decoder).arguments(base.cache_argument)
     try:
         forward.nodes({**beginning, **cache})
         kept = logits({**rest, **cache}, length - cut)

@@ -39,7 +39,7 @@ from latticebpd.drafters.block.candidate_selector import CandidateSelector
 from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
 from latticebpd.drafters.checks import expect, expect_equal
-from latticebpd.target.stock_model import BaseModel, Model, Projection
+from latticebpd.target.stock_model import BaseModel, Model, Projection, cache_argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,8 +308,8 @@ class BlockDrafter(nn.Module):
         for index, layer in enumerate(self.layers):
             seen = windowed if index in self.config.sliding_layers else visible
             block = layer(
-                block, attention_mask=seen[:, None], position_ids=positions, past_key_values=cache, use_cache=True,
-                position_embeddings=rotary,
+                block, attention_mask=seen[:, None], position_ids=positions, position_embeddings=rotary,
+                **{cache_argument(Qwen3DecoderLayer): cache}, use_cache=True,
             )  # fmt: skip
         normed: Tensor = self.norm(block)
         return normed

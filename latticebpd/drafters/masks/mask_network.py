@@ -176,7 +176,7 @@ class NonAutoregressiveModel(nn.Module):
                 **arguments,
                 encoder_hidden_states=source.hidden,
                 encoder_attention_mask=source.mask,
-                past_key_values=cache,
+                **{BaseModel.of(self).cache_argument: cache},
                 use_cache=cache is not None,
             )
             .last_hidden_state
