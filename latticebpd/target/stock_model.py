@@ -277,7 +277,7 @@ class BaseModel:
     @property
     def cache_argument(self) -> str:
         """The name of the model's argument for keys and values."""
-        return cache_argument(type(self.model))
+        return cache_argument(type(self.model).forward)
 
     def takes(self, argument: str) -> bool:
         """Whether the model's ``forward`` has an argument of this name."""
@@ -300,9 +300,9 @@ class BaseModel:
 
 
 @functools.cache
-def cache_argument(module: type[nn.Module]) -> str:
-    """The name of a module's argument for keys and values: ``cache`` from ``transformers`` 5.24 on."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """The name of a ``forward``'s argument for keys and values: ``cache`` from ``transformers`` 5.24 on."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 @once_per_model

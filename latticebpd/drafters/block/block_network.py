@@ -309,7 +309,7 @@ class BlockDrafter(nn.Module):
             seen = windowed if index in self.config.sliding_layers else visible
             block = layer(
                 block, attention_mask=seen[:, None], position_ids=positions, position_embeddings=rotary,
-                **{cache_argument(Qwen3DecoderLayer): cache}, use_cache=True,
+                **{cache_argument(Qwen3DecoderLayer.forward): cache}, use_cache=True,
             )  # fmt: skip
         normed: Tensor = self.norm(block)
         return normed
