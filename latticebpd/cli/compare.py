@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
@@ -91,16 +92,13 @@ def compare(
     from latticebpd.scoring.rescoring import check_vocabulary
     from latticebpd.scoring.weights import POSITION
 
-    if json and csv:
-        raise ValueError("expected one of --json and --csv, got both")
+    expect(not (json and csv), "one of --json and --csv", "both")
     models, part = named_models(lm), Shard.parse(shard)
     weights = alphas_of("--alphas", alphas) if alphas else []
     if model is None and (measure or references is not None or drafter_model is not None or rule != ["exact"]):
         raise ValueError("expected --model with --rule, --measure, --references and --drafter-model, got none")
-    if weights and (part.count > 1 or tally is not None):
-        raise ValueError(
-            "expected --alphas without --shard and --tally, got both; counts of several weights do not merge"
-        )
+    wanted = "--alphas without --shard and --tally"
+    expect(not weights or (part.count <= 1 and tally is None), wanted, "both", "counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
@@ -151,8 +149,7 @@ def show_comparison(
     sweeps: Mapping[str, AlphaSweep] | None = None,
     decoded: Sequence[dict[str, Any]] = (),
 ) -> None:
-    if json and csv:
-        raise ValueError("expected one of --json and --csv, got both")
+    expect(not (json and csv), "one of --json and --csv", "both")
     rows, sweeps = comparison_rows(comparison), sweeps or {}
     write_tally(comparison, tally)
     if json:

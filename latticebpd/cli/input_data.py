@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latticebpd.checks import expect
+
 if TYPE_CHECKING:
     from latticebpd.lattices.texts import Texts
     from latticebpd.target.chat import ChatTemplate, PlainText
@@ -45,10 +47,8 @@ def read_texts(
     """
     from latticebpd.lattices.texts import Texts
 
-    if sources and path.suffix == ".npy":
-        raise ValueError(
-            f"{path}: expected text or sequences (.npz) as an encoder–decoder's sources, got an array of token ids"
-        )
+    wanted = "text or sequences (.npz) as an encoder–decoder's sources"
+    expect(not sources or path.suffix != ".npy", wanted, "an array of token ids", of=path)
     if path.suffix == ".npy":
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
     elif path.suffix == ".npz":
@@ -64,8 +64,7 @@ def read_texts(
         begin = 0 if sources else max(0, prompt_length - max_prompt_tokens)
         rows.append(text[begin : prompt_length + max_following])
         lengths.append(prompt_length - begin)
-    if not rows:
-        raise ValueError(f"{path}: expected at least one text of one token, found none")
+    expect(rows, "at least one text of one token", of=path)
     return Texts.of_rows(rows, lengths)
 
 
@@ -85,8 +84,7 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
     ids = load_tokens([path])
     size = prompt_tokens + following
     count = len(ids) // size
-    if not count:
-        raise ValueError(f"{path}: expected at least {size} token ids (one window), got {len(ids)}")
+    expect(count, f"at least {size} token ids (one window)", len(ids), of=path)
     starts = np.arange(count) * size
     if limit is not None and limit < count:
         starts = starts[np.arange(limit) * count // limit]

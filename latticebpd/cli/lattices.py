@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS, WEIGHTS
 from latticebpd.console import err, progress, quiet_transformers, writable
 
@@ -80,10 +81,8 @@ def lattices(
     from latticebpd.target.stock_model import BaseModel
 
     mine = parse_part(part)
-    if single and mine[1] > 1:
-        raise ValueError(
-            f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out"
-        )
+    wanted = "a directory to fill part by part"
+    expect(not single or mine[1] <= 1, wanted, "the name of a single file", "leave .npz out", of=output)
     source = prompts or bundled.PROMPTS
     loaded = load(
         model, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams, bigram=bigram,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import expect
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -98,13 +100,9 @@ def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: fl
     from latticebpd.drafters.system_names import rescores
 
     name = system or loaded.default_system(alpha, by_cost=options.get("costs") is not None)
-    if loaded.source is None and lm is not None:
-        raise ValueError(
-            "expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads"
-        )
+    wanted = "a model with heads for --lm to rescore"
+    expect(loaded.source is not None or lm is None, wanted, "one without", "leave --lm out or train heads")
     for option, value in (("--lm", lm), ("--alpha", alpha)):
-        if value is not None and not rescores(name):
-            raise ValueError(
-                f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {name!r}; leave it out"
-            )
+        wanted = f"{option} with a system that rescores, such as 16-best or 64-tree"
+        expect(value is None or rescores(name), wanted, repr(name), "leave it out")
     return loaded.drafter(system, alpha=alpha, **options)

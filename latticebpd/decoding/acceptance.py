@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.values import as_tensor
@@ -113,8 +114,7 @@ class TopK(_Lenient):
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"expected k >= 1, got {self.k}")
+        expect(self.k >= 1, "k >= 1", self.k)
 
     def accepts(self, better: int, equal: int, gap: float) -> bool:
         return better + equal < self.k
@@ -131,8 +131,7 @@ class TopBeta(_Lenient):
     tau: float
 
     def __post_init__(self) -> None:
-        if self.beta < 1 or not self.tau >= 0:
-            raise ValueError(f"expected beta >= 1 and tau >= 0, got beta {self.beta} and tau {self.tau}")
+        expect(self.beta >= 1 and self.tau >= 0, "beta >= 1 and tau >= 0", f"beta {self.beta} and tau {self.tau}")
 
     def accepts(self, better: int, equal: int, gap: float) -> bool:
         return better < self.beta and gap <= self.tau
@@ -155,8 +154,7 @@ class Distance:
     metric: Callable[[int, int], float] = _absolute_difference
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
-            raise ValueError(f"expected epsilon >= 0, got {self.epsilon}")
+        expect(self.epsilon >= 0, "epsilon >= 0", self.epsilon)
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = []
@@ -179,8 +177,7 @@ class MinimumBlock:
     otherwise: Acceptance = field(default_factory=Exact)
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"expected a length >= 1, got {self.length}")
+        expect(self.length >= 1, "a length >= 1", self.length)
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = self.otherwise.choose(logits, drafted, depths)

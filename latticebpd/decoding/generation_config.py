@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
+from latticebpd.checks import expect
 from latticebpd.decoding.greedy_settings import DEFAULT_NEW_TOKENS, check_new_tokens
 from latticebpd.decoding.processors import check_processors, without_padding
 from latticebpd.lattices.values import token_ids
@@ -118,12 +119,10 @@ class GenerationSettings:
         """The token that an encoder–decoder's text begins with, for each row; ValueError without one for each."""
         start = self.config.decoder_start_token_id
         start = self.config.bos_token_id if start is None else start
-        if start is None:
-            raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
+        expect(start is not None, "a model whose generation config has a decoder_start_token_id", "none", "set it")
         if isinstance(start, int):
             return [start] * rows
-        if len(start) != rows:
-            raise ValueError(f"expected one decoder_start_token_id, or one for each of {rows} rows, got {len(start)}")
+        expect(len(start) == rows, f"one decoder_start_token_id, or one for each of {rows} rows", len(start))
         return [int(token) for token in start]
 
     def max_columns(self, width: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from latticebpd.checks import expect
 from latticebpd.lattices.values import token_ids
 from latticebpd.target.engine_target import EngineTarget
 
@@ -28,8 +29,7 @@ class GreedySettings:
         stop_strings: None = None,
     ) -> None:
         check_new_tokens(max_new_tokens)
-        if stop_strings:
-            raise ValueError("expected a plain greedy decode, got stop strings; decode with the model itself")
+        expect(not stop_strings, "a plain greedy decode", "stop strings", "decode with the model itself")
         self.new_tokens = DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens
         self.eos_ids = token_ids("eos_token_id", target.eos_ids if eos_token_id is None else eos_token_id)
         self.pad_id = target.pad_id if pad_token_id is None else pad_token_id
@@ -41,12 +41,10 @@ class GreedySettings:
 
     def row_processors(self, width: int, rows: Sequence[Any], given: Sequence[Any]) -> list[list[Any]]:
         """No logits processors for any row."""
-        if given:
-            raise ValueError("expected a plain greedy decode, got logits processors; decode with the model itself")
+        expect(not given, "a plain greedy decode", "logits processors", "decode with the model itself")
         return [[] for _ in rows]
 
 
 def check_new_tokens(number: int | None) -> None:
     """ValueError for a length limit below one token."""
-    if number is not None and number < 1:
-        raise ValueError(f"expected max_new_tokens >= 1, got {number}")
+    expect(number is None or number >= 1, "max_new_tokens >= 1", number)

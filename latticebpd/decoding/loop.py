@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.decode_rows import Ids, Text
 from latticebpd.decoding.session import Session, TextCache, UnreadTokens
@@ -106,8 +107,7 @@ class Generated:
         Raises:
             ValueError: no trace was asked for.
         """
-        if self.trace is None:
-            raise ValueError("expected a decode with a trace, got one without; pass trace=True")
+        expect(self.trace is not None, "a decode with a trace", "one without", "pass trace=True")
         first = [[int(self.tokens[row, self.prompt_length])]] if self.prefilled[row] else []
         return first + [step.committed for step in self.trace if step.row == row]
 
@@ -183,8 +183,7 @@ def check_drafter(drafter: Drafter) -> None:
 
 def check_streamer(rows: int) -> None:
     """ValueError for more than one row: a streamer takes a single text."""
-    if rows > 1:
-        raise ValueError(f"expected a single prompt with a streamer, got {rows}")
+    expect(rows <= 1, "a single prompt with a streamer", rows)
 
 
 def decode(
@@ -318,8 +317,7 @@ def propose(drafter: Drafter, states: Sequence[State]) -> list[DraftTree]:
     trees, name = drafter.propose(states), type(drafter).__name__
     if not isinstance(trees, Sequence) or not all(isinstance(tree, DraftTree) for tree in trees):
         raise ValueError(f"expected a list of draft trees, got {trees!r:.60} from {name}")
-    if len(trees) != len(states):
-        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(trees)} from {name}")
+    expect(len(trees) == len(states), f"one tree for each of {len(states)} states", f"{len(trees)} from {name}")
     return trees
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor, converts
 
@@ -77,8 +78,5 @@ def needs_layers(*drafters: Drafter) -> tuple[int, ...]:
     ValueError where two drafters need different ones.
     """
     wanted = dict.fromkeys(layers for drafter in drafters if (layers := tuple(getattr(drafter, "needs_layers", ()))))
-    if len(wanted) > 1:
-        raise ValueError(
-            f"expected drafters that need the same layers of the model, got {' and '.join(map(str, wanted))}"
-        )
+    expect(len(wanted) <= 1, "drafters that need the same layers of the model", " and ".join(map(str, wanted)))
     return next(iter(wanted), ())

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from latticebpd.checks import expect
+
 
 @dataclass(frozen=True)
 class LengthRatio:
@@ -31,8 +33,7 @@ class LengthRatio:
         if not sources or len(sources) != len(targets) or min(sources) < 1:
             got = f"{len(targets)} and {len(sources)}"
             raise ValueError(f"expected as many target lengths as source lengths, all >= 1, got {got}")
-        if not 0 <= covered <= 1:
-            raise ValueError(f"expected a share of pairs from 0 to 1, got {covered}")
+        expect(0 <= covered <= 1, "a share of pairs from 0 to 1", covered)
         ratio = sum(targets) / sum(sources)
         beyond = np.array(targets, dtype=float) - ratio * np.array(sources, dtype=float)
         return cls(ratio, float(np.quantile(beyond, covered, method="higher")))
@@ -60,10 +61,8 @@ class BlockSchedule:
 
     def check(self, rows: int) -> None:
         """Raise ValueError if the schedule does not fit a batch of so many rows."""
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"expected block_size >= 1, got {self.size}")
-        if self.max_length is not None and self.max_length < 0:
-            raise ValueError(f"expected max_length >= 0, got {self.max_length}")
+        expect(self.size is None or self.size >= 1, "block_size >= 1", self.size)
+        expect(self.max_length is None or self.max_length >= 0, "max_length >= 0", self.max_length)
         if self.length is None or isinstance(self.length, LengthRatio):
             return
         lengths = [self.length] * rows if isinstance(self.length, int) else list(self.length)

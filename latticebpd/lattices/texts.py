@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fst.files import replacing
+from latticebpd.checks import expect
 from latticebpd.lattices.npz import opened, read_arrays
 
 
@@ -74,9 +75,7 @@ class Texts:
     def of_corpus(cls, tokens: np.ndarray, length: int) -> Texts:
         """Windows of ``length`` tokens without overlap, not copied; a shorter rest is dropped."""
         windows = len(tokens) // length
-        if windows < 1:
-            need = f"expected a corpus of at least {length} tokens (one window)"
-            raise ValueError(f"{need}, got {len(tokens)}; give more text")
+        expect(windows >= 1, f"a corpus of at least {length} tokens (one window)", len(tokens), "give more text")
         starts = np.arange(windows + 1, dtype=np.int64) * length
         return cls(tokens[: windows * length], starts, np.ones(windows, dtype=np.int32))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 import fst
 from fst.processors import ignore
 from fst.search import FEATURES
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring.examples import Paths, draw_examples, lattices_fingerprint, numbered
@@ -107,11 +108,9 @@ def calibrate(
         ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
     """
     unit, drawn = draw_examples(paths, examples, seed)
-    if len(drawn) < 2:
-        raise ValueError(f"expected at least two {unit}s to calibrate on, got {len(drawn)}")
+    expect(len(drawn) >= 2, f"at least two {unit}s to calibrate on", len(drawn))
     unknown = sorted(set(features) - set(FEATURES))
-    if unknown:
-        raise ValueError(f"expected features among {', '.join(FEATURES)}, got {', '.join(unknown)}")
+    expect(not unknown, f"features among {', '.join(FEATURES)}", ", ".join(unknown))
     rng = np.random.default_rng(seed)
     halves: tuple[Slots, Slots] = defaultdict(list), defaultdict(list)
     half_of = {example: number % 2 for number, example in enumerate(rng.permutation(drawn).tolist())}

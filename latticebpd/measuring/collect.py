@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
 from latticebpd.drafters.family import FamilySource
@@ -68,8 +69,7 @@ class CollectOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("max_new_tokens", 2), ("context_length", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"expected {name} >= {least}, got {getattr(self, name)}")
+            expect(getattr(self, name) >= least, f"{name} >= {least}", getattr(self, name))
 
 
 def collect(
@@ -145,8 +145,7 @@ def collect_shards(
         ValueError: the directory holds lattices of another making, or no text has two tokens behind its prompt and so a
             lattice.
     """
-    if shard_texts < 1 or not len(data):
-        raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
+    expect(shard_texts >= 1 and len(data), "at least one text in all and per shard", f"{len(data)} and {shard_texts}")
     if options.teacher_force and (data.lengths - data.prompt_lengths).max() < 2:
         raise NoLatticeError
     num_shards = -(-len(data) // shard_texts)
@@ -178,10 +177,7 @@ def collect_shards(
 def as_source(drafts: FamilySource | BlockwiseLM, k: int) -> FamilySource:
     """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
     source: FamilySource = HeadLattices(drafts, k) if isinstance(drafts, BlockwiseLM) else drafts
-    if k > source.num_tokens:
-        raise ValueError(
-            f"expected at most {source.num_tokens} arcs per slot (the tokens that the drafter knows), got {k}"
-        )
+    expect(k <= source.num_tokens, f"at most {source.num_tokens} arcs per slot (the tokens that the drafter knows)", k)
     return source if source.k == k else source.with_shape(k, source.num_slots)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring.lattice_files import first_and_all
@@ -65,8 +66,7 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
 
     low, high: ``[heads]`` bounds of the mean entropies; one array alone is exact.
     """
-    if not len(low):
-        raise ValueError("expected the mean entropy of at least one head, got none")
+    expect(len(low), "the mean entropy of at least one head")
     high = low if high is None else high
     least, most = (
         int(np.logical_and.accumulate(rises).sum()) + 1 for rises in (high[:-1] <= low[1:], low[:-1] <= high[1:])
@@ -127,8 +127,7 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
     replay = DecodeReplay(np.zeros(3, np.int64))
     for block in blocks:
         signature.check(block)
-        if (block.entropy is not None) != exact:
-            raise ValueError("expected entropies in all files or in none, got both kinds")
+        expect((block.entropy is not None) == exact, "entropies in all files or in none", "both kinds")
         if block.entropy is not None:
             low = high = block.entropy.astype(np.float64)
         elif vocab_size is not None:

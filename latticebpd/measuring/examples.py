@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files, texts_of
 from latticebpd.measuring.lattice_files import required_texts, text_numbers
@@ -27,11 +28,9 @@ Paths = Sequence[str | os.PathLike[str]]
 
 def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, ...]]:
     """The unit of the files' examples, and the numbers of ``count`` of them, rising."""
-    if count < 1:
-        raise ValueError(f"expected at least one example, got {count}")
+    expect(count >= 1, "at least one example", count)
     lattices, texts = text_numbers(paths)
-    if not lattices:
-        raise ValueError("expected at least one lattice, got files without any")
+    expect(lattices, "at least one lattice", "files without any")
     everything = np.arange(lattices) if texts is None else np.unique(texts)
     drawn = np.random.default_rng(seed).permutation(everything)[:count]
     return LATTICE if texts is None else TEXT, tuple(sorted(drawn.tolist()))
@@ -60,11 +59,8 @@ def exclude_examples(lattices: Iterable[LatticeSet], records: Iterable[FittedRec
     for block in left:
         is_empty = False
         yield block
-    if examples and is_empty:
-        raise ValueError(
-            "expected lattices besides those that the weights were tuned on, got no others; tune on fewer examples, or"
-            " measure other texts"
-        )
+    wanted = "lattices besides those that the weights were tuned on"
+    expect(not (examples and is_empty), wanted, "no others", "tune on fewer examples, or measure other texts")
 
 
 def _without(lattices: Iterable[LatticeSet], unit: str, examples: Sequence[int]) -> Iterator[LatticeSet]:

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import EXPECTED, LatticeSet, read_words
 from latticebpd.lattices.npz import check_names, opened
 from latticebpd.lattices.sausage import PADDING
@@ -40,8 +41,7 @@ class Shard:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1 or not 0 <= self.index < self.count:
-            raise ValueError(f"expected a shard i/n with 0 <= i < n, got {self}")
+        expect(self.count >= 1 and 0 <= self.index < self.count, "a shard i/n with 0 <= i < n", self)
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -50,8 +50,7 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         """The shard that ``i/n`` names, i from 0."""
         index, slash, count = text.partition("/")
-        if not (slash and index.isdigit() and count.isdigit()):
-            raise ValueError(f"expected a shard as i/n, such as 0/4, got {text!r}")
+        expect(slash and index.isdigit() and count.isdigit(), "a shard as i/n, such as 0/4", repr(text))
         return cls(int(index), int(count))
 
     def units(self, blocks: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
@@ -103,12 +102,9 @@ def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarr
                         raise ValueError(f"sequence: expected integers [n], got {rows.dtype} [n, {rows.shape}]")
                     numbers.append(rows.take(rows.length).astype(np.int64) + texts)
                     texts = max(texts, int(numbers[-1].max()) + 1)
-        if lattices == before:
-            raise ValueError(f"{path}: expected at least one lattice, got none")
-    if 0 < sum(map(len, numbers)) < lattices:
-        raise ValueError(
-            "expected files that all number their texts, or none that does, got both kinds; tune on one kind"
-        )
+        expect(lattices != before, "at least one lattice", of=path)
+    wanted = "files that all number their texts, or none that does"
+    expect(not 0 < sum(map(len, numbers)) < lattices, wanted, "both kinds", "tune on one kind")
     return lattices, np.concatenate(numbers) if numbers else None
 
 
@@ -127,8 +123,7 @@ def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]
                 yield replace(block, sequence=block.sequence + texts) if texts else block
                 last = max(last, int(block.sequence.max(initial=-1)))
             texts += last + 1
-        if not lattices:
-            raise ValueError(f"{path}: expected at least one lattice, got none")
+        expect(lattices, "at least one lattice", of=path)
 
 
 def required_texts(block: LatticeSet, reason: str) -> np.ndarray:
@@ -211,8 +206,7 @@ class _Rows:
             raise ValueError(f"{name}: expected {wanted}, got {self.dtype} {shape}")
         self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
         self.row = math.prod(self.shape) * self.dtype.itemsize
-        if not 0 <= self.row <= 1 << 26:
-            raise ValueError(f"{name}: expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
+        expect(0 <= self.row <= 1 << 26, "rows of at most 64 MiB", f"{self.dtype} {self.shape}", of=name)
         if self.length < 0 or self.length * self.row > size or (name == "tokens" and not self.row):
             raise ValueError(f"expected {size} bytes of rows at most, none empty, got {name} {shape} of {self.dtype}")
 

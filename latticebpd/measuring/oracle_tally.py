@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring.lattice_files import Shard, first_and_all
@@ -138,10 +139,8 @@ def tally(
     2; by default all. by: as for `counted_by`. shard: count this part only. Raises ValueError for no lattice, several
     shapes, or missing texts.
     """
-    if min((*ks, 1), default=0) < 1 or not ks:
-        raise ValueError(f"expected k >= 1, got {list(ks)}")
-    if heads and min(heads) < 2:
-        raise ValueError(f"expected at least 2 heads (the first is the base model's own), got {list(heads)}")
+    expect(ks and min(ks) >= 1, "k >= 1", list(ks))
+    expect(not heads or min(heads) >= 2, "at least 2 heads (the first is the base model's own)", list(heads))
     first, blocks = first_and_all(block for block in (shard or Shard()).select(blocks) if len(block))
     slots = first.tokens.shape[1]
     signature = Signature.of(first, by=counted_by(by, first))

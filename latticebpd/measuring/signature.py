@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from latticebpd._version import __version__
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.weights import DECODE, POSITION
 
@@ -68,14 +69,11 @@ class Signature:
         if block.origin != self.lattices:
             mine, other = self.lattices or "an unknown one", block.origin or "an unknown one"
             raise ValueError(f"expected lattices of one origin, got {mine} and {other}")
-        if self.by == DECODE and block.sequence is None:
-            raise ValueError(
-                "expected files that number their texts, to count by decode, got one that does not; count by position"
-            )
+        wanted = "files that number their texts, to count by decode"
+        expect(self.by != DECODE or block.sequence is not None, wanted, "one that does not", "count by position")
 
 
 def counted_by(wanted: str | None, block: LatticeSet) -> str:
     """``wanted``, ``decode`` or ``position``; by default by decode, and by position where texts are not known."""
-    if wanted not in (None, DECODE, POSITION):
-        raise ValueError(f"expected statistics by decode or by position, got {wanted!r}")
+    expect(wanted in (None, DECODE, POSITION), "statistics by decode or by position", repr(wanted))
     return wanted or (POSITION if block.sequence is None else DECODE)

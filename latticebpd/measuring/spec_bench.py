@@ -27,6 +27,7 @@ from transformers import BatchEncoding, PreTrainedModel
 
 from fst.files import write_text
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter
@@ -126,8 +127,7 @@ def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> li
             taken[question.task] = taken.get(question.task, 0) + 1
             if limit is None or taken[question.task] <= limit:
                 questions.append(question)
-    if not questions:
-        raise ValueError(f"{os.fspath(path)}: expected at least one question, found none")
+    expect(questions, "at least one question", of=path)
     return questions
 
 
@@ -237,8 +237,7 @@ def run(
     prompts: how turns become prompts: as plain text, or in the model's chat template. forward: the method, such as
     :func:`forward_func`, which also gets ``kwargs``. max_new_tokens: per turn.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
+    expect(max_new_tokens >= 1, "max_new_tokens >= 1", max_new_tokens)
     base = BaseModel.of(model)
     asker, baseline = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions), baseline_of(model)
     for _ in range(WARM_UPS):

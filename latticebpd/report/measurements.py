@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import CALIBRATED, ORACLE, VANILLA, SystemName, strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -188,8 +189,7 @@ def measure(
         ValueError: no data set, no lattice, or several shapes, origins or vocabularies in one data set.
     """
     options = options or Options()
-    if not datasets:
-        raise ValueError("expected at least one data set of lattices, got none")
+    expect(datasets, "at least one data set of lattices")
     scorers = {name: as_scorer(model) for name, model in models.items()}
     ngrams = {name: scorer.lm for name, scorer in scorers.items() if isinstance(scorer, NgramScorer) and scorer.lm}
     if vocab_size is None:
@@ -255,8 +255,7 @@ def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:
 
 def _example(block: LatticeSet, measured: Measured, options: Options) -> Example:
     step, models = options.step, measured.models
-    if step is not None and not 0 <= step < len(block):
-        raise ValueError(f"expected a step from 0 to {len(block) - 1}, got {step}")
+    expect(step is None or 0 <= step < len(block), f"a step from 0 to {len(block) - 1}", step)
     name = "16-best" if models else "16-best:0-gram"
     system, vanilla = outcome(strategy_named(name, models or None, options.alpha), block), outcome(Vanilla(), block)
     # A good example has a large gain and few repetitions, and is not at a text's end.

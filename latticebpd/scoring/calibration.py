@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fst.search import FEATURES
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.lattices.values import read_only
 from latticebpd.scoring.weights import check_examples
@@ -48,8 +49,7 @@ class Calibration:
     features: tuple[str, ...] = FEATURES
 
     def __post_init__(self) -> None:
-        if self.features != FEATURES:
-            raise ValueError(f"expected the features of this version, got {self.features!r:.60}")
+        expect(self.features == FEATURES, "the features of this version", f"{self.features!r:.60}")
         widths = {len(row) for row in self.weights}
         if widths != {len(FEATURES)} or not (np.abs(self.table) <= LARGEST).all():
             raise ValueError(
@@ -58,8 +58,7 @@ class Calibration:
         if self.further and len(self.weights) < 2:
             raise ValueError("expected rows for the lattice's slots and for those after it, got one row")
         for name, least in {"k": self.k, "slots": 1 if self.slots is None else self.slots}.items():
-            if least < 1:
-                raise ValueError(f"expected {name} >= 1, got {least}")
+            expect(least >= 1, f"{name} >= 1", least)
         if min(self.nats, default=0) < 0:
             raise ValueError(f"expected nats >= 0, got {min(self.nats)}")
         check_examples(self.unit, self.examples, self.seed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fst.search import LARGEST_WEIGHT
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 
 TEXT, LATTICE = "text", "lattice"
@@ -48,10 +49,8 @@ class Tuning:
     def __post_init__(self) -> None:
         checked_alpha(self.alpha)
         check_examples(self.unit, self.examples, self.seed)
-        if len(self.alphas) != len(self.block_efficiency):
-            raise ValueError(
-                f"expected an efficiency for each of {len(self.alphas)} alphas, got {len(self.block_efficiency)}"
-            )
+        wanted = f"an efficiency for each of {len(self.alphas)} alphas"
+        expect(len(self.alphas) == len(self.block_efficiency), wanted, len(self.block_efficiency))
         if self.by not in (DECODE, POSITION) or _size_and_kind(self.system)[0] >= 2**63:
             raise ValueError(
                 f"expected a drafting system, by decode or position, got {self.system!r:.60}, by {self.by!r:.60}"

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from latticebpd.checks import expect
 from latticebpd.target.chat_templates import render_chat
 from latticebpd.target.engine_target import EngineTarget
 
@@ -68,10 +69,8 @@ class ChatTemplate(PlainText):
 
     def __init__(self, tokenizer: Any, model: Model | EngineTarget | None, system_prompt: str | None = None) -> None:
         super().__init__(tokenizer)
-        if not has_template(tokenizer):
-            raise ValueError(
-                "expected a tokenizer with a chat template, got one without; is the model tuned to follow instructions?"
-            )
+        wanted = "a tokenizer with a chat template"
+        expect(has_template(tokenizer), wanted, "one without", "is the model tuned to follow instructions?")
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         # The special token that the template puts after the model's turn, if any.
         turns = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, Target
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
@@ -52,13 +53,10 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The assistant of a path, which must share the target's vocabulary."""
     assistant = load_stock(path)
     for role, base in (("--model", BaseModel.of(target.model)), ("drafter", BaseModel.of(assistant))):
-        if base.is_encoder_decoder:
-            raise ValueError(
-                f"{path}: expected decoder-only models to draft with an assistant, got an encoder–decoder as {role}"
-            )
+        wanted = "decoder-only models to draft with an assistant"
+        expect(not base.is_encoder_decoder, wanted, f"an encoder–decoder as {role}", of=path)
     ours, theirs = (vocabulary_fingerprint(each.get_vocab()) for each in (target.tokenizer, load_tokenizer(path)))
-    if ours != theirs:
-        raise ValueError(f"{path}: expected an assistant over the target's vocabulary ({ours}), got one over {theirs}")
+    expect(ours == theirs, f"an assistant over the target's vocabulary ({ours})", f"one over {theirs}", of=path)
     if options.int8:
         engine_for(assistant, Path(resolved(path)), default=INT8)
     return AssistantLattices(assistant, target.model)
@@ -81,8 +79,7 @@ class AssistantLattices:
     ) -> None:
         base = BaseModel.of(assistant)
         self.num_tokens = min(base.vocab_size, BaseModel.of(target).vocab_size)
-        if not 1 <= k <= self.num_tokens:
-            raise ValueError(f"expected 1 to {self.num_tokens} arcs per slot (the assistant's tokens), got {k}")
+        expect(1 <= k <= self.num_tokens, f"1 to {self.num_tokens} arcs per slot (the assistant's tokens)", k)
         self.assistant, self.target, self.k, self.num_slots, self.width = assistant, target, k, slots or SLOTS, width
         self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
         self.vocab_size = BaseModel.of(target).vocab_size

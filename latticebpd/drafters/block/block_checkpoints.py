@@ -34,9 +34,9 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from fst.files import replacing, write_text
+from latticebpd.checks import expect
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, is_vocabulary
 from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-from latticebpd.drafters.checks import expect
 from latticebpd.target.checkpoints import safetensors_in
 
 CONFIG = "config.json"
@@ -166,8 +166,7 @@ def _empty_drafter(config: BlockConfig, shapes: Mapping[str, list[int]]) -> Bloc
     for name, (shape, field) in maps.items():
         found = shapes.get(name, shape)
         expect(found == shape, f"{name} of shape {shape} ({field})", found)
-    if maps and not {*maps} & {*shapes}:
-        raise ValueError(f"expected d2t or t2d with a draft_vocab_size of {size}, found neither")
+    expect(not maps or {*maps} & {*shapes}, f"d2t or t2d with a draft_vocab_size of {size}", "neither")
     try:
         with torch.device("meta"):
             drafter = BlockDrafter(config, None if size is None else range(size), "lm_head.weight" in shapes)

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latticebpd.checks import expect
 from latticebpd.drafters.block.block_network import BlockDrafter
 from latticebpd.drafters.block.learned_transitions import Candidates, chain_lattices, step_scores, top_k
-from latticebpd.drafters.checks import expect
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 

@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
+from latticebpd.checks import expect, expect_equal
 from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
 from latticebpd.drafters.block.candidate_selector import CandidateSelector
 from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
-from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.stock_model import BaseModel, Model, Projection, cache_argument
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from latticebpd.drafters.checks import expect
+from latticebpd.checks import expect
 
 FEATURES = 5
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from latticebpd.checks import expect
 from latticebpd.drafters.copies.text_matches import SuffixIndex, weighted_tree
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.known_text import by_row
@@ -52,13 +53,9 @@ class PreviousOutputDrafter(Drafter):
         max_positions: int = 3,
         keep: float = 0.9,
     ) -> None:
-        if min(block_size, num_nodes, max_positions) < 1:
-            raise ValueError(
-                f"expected block_size, num_nodes and max_positions >= 1, got {block_size}, {num_nodes} and"
-                f" {max_positions}"
-            )
-        if not 0 < keep < 1:
-            raise ValueError(f"expected 0 < keep < 1, got {keep}")
+        wanted = "block_size, num_nodes and max_positions >= 1"
+        expect(min(block_size, num_nodes, max_positions) >= 1, wanted, f"{block_size}, {num_nodes} and {max_positions}")
+        expect(0 < keep < 1, "0 < keep < 1", keep)
         self.block_size, self.num_nodes, self.max_positions, self.keep = block_size, num_nodes, max_positions, keep
         self._indexes = []
         for text in by_row(texts):
@@ -70,10 +67,8 @@ class PreviousOutputDrafter(Drafter):
         return [self._tree(state) for state in states]
 
     def _tree(self, state: State) -> DraftTree:
-        if not state.row < len(self._indexes):
-            raise ValueError(
-                f"expected an earlier output for row {state.row} as well, got {len(self._indexes)}; [] stands for none"
-            )
+        wanted = f"an earlier output for row {state.row} as well"
+        expect(state.row < len(self._indexes), wanted, len(self._indexes), "[] stands for none")
         if state.is_first or state.row not in self._readings:
             self._readings[state.row] = _Reading(self._indexes[state.row], state.prompt_length)
         reading = self._readings[state.row]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from latticebpd.checks import expect
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
@@ -41,12 +42,9 @@ class PromptNgramDrafter(Drafter):
         longer: float = 3.0,
         novelty: float = 3.0,
     ) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"expected 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
-        if min(block_size, num_nodes, max_matches) < 1:
-            raise ValueError(
-                f"expected block_size, num_nodes and max_matches >= 1, got {block_size}, {num_nodes} and {max_matches}"
-            )
+        expect(1 <= min_ngram <= max_ngram, "1 <= min_ngram <= max_ngram", f"{min_ngram} and {max_ngram}")
+        wanted = "block_size, num_nodes and max_matches >= 1"
+        expect(min(block_size, num_nodes, max_matches) >= 1, wanted, f"{block_size}, {num_nodes} and {max_matches}")
         if not (0 < keep < 1 and longer >= 1 and novelty >= 0):
             raise ValueError(f"expected 0 < keep < 1, longer >= 1 and novelty >= 0, got {keep}, {longer} and {novelty}")
         self.max_ngram, self.min_ngram, self.block_size, self.num_nodes = max_ngram, min_ngram, block_size, num_nodes

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from fst.printable import plain_words
+from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.packed_weights import weight_version
@@ -52,16 +53,13 @@ class BlockwiseLM(nn.Module):
     def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
         super().__init__()
         stock = BaseModel.of(base)
-        if heads.hidden_size != stock.hidden_size:
-            raise ValueError(
-                f"expected heads of hidden size {stock.hidden_size} (the base model's), got {heads.hidden_size}"
-            )
+        wanted = f"heads of hidden size {stock.hidden_size} (the base model's)"
+        expect(heads.hidden_size == stock.hidden_size, wanted, heads.hidden_size)
         _check_shortlist(heads.shortlist, stock.vocab_size)
         known = stock.vocab_size if heads.shortlist is None else len(heads.shortlist)
-        if isinstance(heads, MedusaHeads) and heads.vocab_size != known:
-            raise ValueError(
-                f"expected heads of {known} tokens (the base model's, or the shortlist's), got {heads.vocab_size}"
-            )
+        if isinstance(heads, MedusaHeads):
+            wanted = f"heads of {known} tokens (the base model's, or the shortlist's)"
+            expect(heads.vocab_size == known, wanted, heads.vocab_size)
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
         self._scale = stock.projection.scale  # read now: training may shard the model
         self._short: tuple[tuple[object, ...], Projection] | None = None
@@ -180,22 +178,16 @@ class BlockwiseLM(nn.Module):
         directory = Path(directory)
         heads, config = _load_heads(directory)
         model = cls(load_base(directory, dtype, **kwargs), heads.to(dtype), config.get("tokenizer_fingerprint"))
-        if model.vocab_size != config["vocab_size"]:
-            raise ValueError(
-                f"{directory}: expected a base model of {config['vocab_size']} tokens (the heads'), got"
-                f" {model.vocab_size}"
-            )
-        if config.get("model_type", model.base.config.model_type) != model.base.config.model_type:
-            raise ValueError(
-                f"{directory}: expected a base model of type {config['model_type']} (the heads'), got"
-                f" {model.base.config.model_type}"
-            )
-        stored, wanted = stored_fingerprint(directory), config.get("base_fingerprint")
-        if wanted is not None and stored is not None and stored != wanted:
-            raise ValueError(
-                f"{directory}: expected the base model that the heads were trained on ({wanted}), got another's weights"
-                f" ({stored}); copy its model.safetensors here, or train heads for this one"
-            )
+        size, kind, own_kind = config["vocab_size"], config.get("model_type"), model.base.config.model_type
+        expect(model.vocab_size == size, f"a base model of {size} tokens (the heads')", model.vocab_size, of=directory)
+        expect(kind in (None, own_kind), f"a base model of type {kind} (the heads')", own_kind, of=directory)
+        stored, known = stored_fingerprint(directory), config.get("base_fingerprint")
+        fits, wanted = (
+            None in (stored, known) or stored == known,
+            f"the base model that the heads were trained on ({known})",
+        )
+        remedy = "copy its model.safetensors here, or train heads for this one"
+        expect(fits, wanted, f"another's weights ({stored})", remedy, of=directory)
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         model.eval()
         return model
@@ -226,8 +218,7 @@ def new_heads(
     """
     stock = BaseModel.of(base)
     hidden_size = stock.hidden_size
-    if kind not in HEAD_KINDS:
-        raise ValueError(f"expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}")
+    expect(kind in HEAD_KINDS, f"heads of a kind among {', '.join(HEAD_KINDS)}", repr(kind))
     tokens = None if shortlist is None else torch.from_numpy(np.asarray(shortlist, np.int64))
     _check_shortlist(tokens, stock.vocab_size)
     if kind == MedusaHeads.kind:
@@ -248,12 +239,10 @@ def _check_shortlist(shortlist: Tensor | None, vocab_size: int) -> None:
     """ValueError where it is no ascending list of tokens of the vocabulary."""
     if shortlist is None:
         return
-    if shortlist.ndim != 1 or not len(shortlist) or shortlist.dtype != torch.int64:
-        raise ValueError(
-            f"expected a shortlist [n] of token ids, got shape {tuple(shortlist.shape)} of {shortlist.dtype}"
-        )
-    if int(shortlist[0]) < 0 or int(shortlist[-1]) >= vocab_size or bool((shortlist[1:] <= shortlist[:-1]).any()):
-        raise ValueError(f"expected a shortlist of ascending token ids from 0 to {vocab_size - 1}, got others")
+    fits = shortlist.ndim == 1 and len(shortlist) and shortlist.dtype == torch.int64
+    expect(fits, "a shortlist [n] of token ids", f"shape {tuple(shortlist.shape)} of {shortlist.dtype}")
+    fits = int(shortlist[0]) >= 0 and int(shortlist[-1]) < vocab_size and bool((shortlist.diff() > 0).all())
+    expect(fits, f"a shortlist of ascending token ids from 0 to {vocab_size - 1}", "others")
 
 
 def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
@@ -262,11 +251,8 @@ def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
     if fingerprint is None or not path.exists():
         return
     own = vocabulary_fingerprint(load_tokenizer(path).get_vocab())
-    if own != fingerprint:
-        raise ValueError(
-            f"{path}: expected the vocabulary of the model's heads ({fingerprint}), got {own}; copy their tokenizer"
-            " here"
-        )
+    wanted = f"the vocabulary of the model's heads ({fingerprint})"
+    expect(own == fingerprint, wanted, own, "copy their tokenizer here", of=path)
 
 
 def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
@@ -274,28 +260,20 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
     try:
         config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
         version = config["format_version"]
-        if version not in range(1, FORMAT_VERSION + 1):
-            raise ValueError(
-                f"{directory}: expected heads of format 1 to {FORMAT_VERSION}, got {version}; update latticebpd"
-            )
+        wanted = f"heads of format 1 to {FORMAT_VERSION}"
+        expect(version in range(1, FORMAT_VERSION + 1), wanted, version, "update latticebpd", of=directory)
         kind = config["kind"] if version > 1 else BlockHeads.kind
-        if kind not in HEAD_KINDS:
-            raise ValueError(
-                f"{directory}: expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}; update latticebpd"
-            )
+        wanted = f"heads of a kind among {', '.join(HEAD_KINDS)}"
+        expect(kind in HEAD_KINDS, wanted, repr(kind), "update latticebpd", of=directory)
         with torch.device("meta"):
             template = HEAD_KINDS[kind](1, 2, 1)  # type: ignore[call-arg]
             names = template.settings()
-            wrong = [name for name in (*names, "vocab_size") if type(config[name]) is not int or config[name] < 1]
-            if wrong:
-                raise ValueError(
-                    f"{directory}: expected {wrong[0]} in {HEADS_CONFIG} to be a number >= 1, got {config[wrong[0]]!r}"
-                )
+            for name in (*names, "vocab_size"):
+                fits = type(config[name]) is int and config[name] >= 1
+                expect(fits, f"{name} in {HEADS_CONFIG} to be a number >= 1", repr(config[name]), of=directory)
             short = config.get("shortlist")
-            if short is not None and (type(short) is not int or short < 1):
-                raise ValueError(
-                    f"{directory}: expected shortlist in {HEADS_CONFIG} to be a number >= 1 or null, got {short!r}"
-                )
+            wanted = f"shortlist in {HEADS_CONFIG} to be a number >= 1 or null"
+            expect(short is None or (type(short) is int and short >= 1), wanted, repr(short), of=directory)
             sizes = {name: config[name] for name in names}
             heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
             heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.lattices.sausage import SausageLattice
 
@@ -21,17 +22,13 @@ class HeadSource:
     shares_lm = True
 
     def __init__(self, k: int, slots: int | None) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
+        expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
         self.k, self.slots = k, slots
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         hidden = [vars(state)["hidden"] for state in states]
-        if any(each is None for each in hidden):
-            raise ValueError(
-                "expected states with the hidden state that predicted the last token, which heads read, got some"
-                " without"
-            )
+        wanted = "states with the hidden state that predicted the last token, which heads read"
+        expect(not any(each is None for each in hidden), wanted, "some without")
         reachable = max(state.max_depth for state in states)
         drawn = self._drawn(hidden, reachable if self.slots is None else min(reachable, self.slots))
         return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]

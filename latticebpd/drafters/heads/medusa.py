@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import MedusaHeads
 from latticebpd.target.checkpoints import safetensors_in
@@ -68,17 +69,11 @@ def load_medusa(
     for key, tensor, file in _tensors(directory, heads):
         _, layer, part = key
         name = ".".join(map(str, key))
-        if (part == "weight") != (layer == layers) or layer > layers:
-            raise ValueError(
-                f"{file}: expected {layers} blocks and a projection per head (medusa_num_layers), got a tensor {name}"
-            )
-        if tuple(tensor.shape) != expected[part]:
-            raise ValueError(
-                f"{file}: {name}: expected shape {list(expected[part])} "
-                f"(the base model's hidden size {hidden_size}, vocabulary {vocab_size}), got {list(tensor.shape)}"
-            )
-        if key in weights:
-            raise ValueError(f"{directory}: expected every tensor once, got {name} twice")
+        wanted = f"{layers} blocks and a projection per head (medusa_num_layers)"
+        expect((part == "weight") == (layer == layers) and layer <= layers, wanted, f"a tensor {name}", of=file)
+        wanted = f"shape {list(expected[part])} (the base model's hidden size {hidden_size}, vocabulary {vocab_size})"
+        expect(tuple(tensor.shape) == expected[part], wanted, list(tensor.shape), of=f"{file}: {name}")
+        expect(key not in weights, "every tensor once", f"{name} twice", of=directory)
         weights[key] = tensor
     _check_complete(weights, heads, layers, directory)  # before memory is taken for as many heads as the file claims
     module = MedusaHeads(hidden_size, heads + 1, vocab_size, layers)

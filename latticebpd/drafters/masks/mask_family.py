@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, Target
 from latticebpd.drafters.masks.mask_filler import MaskFiller
@@ -33,11 +34,8 @@ def recognises(path: Path) -> bool:
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The mask-filling model of a directory, for an encoder–decoder."""
     verifier = BaseModel.of(target.model)
-    if not verifier.is_encoder_decoder:
-        raise ValueError(
-            f"{path}: expected a drafter of a decoder-only model, found a mask-filling model, which drafts for"
-            " encoder–decoders"
-        )
+    wanted = "a drafter of a decoder-only model"
+    expect(verifier.is_encoder_decoder, wanted, "a mask-filling model, which drafts for encoder–decoders", of=path)
     model = NonAutoregressiveModel.from_pretrained(path)
     check_pair(verifier.model, model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
     return MaskLattices(model, target=target.model)
@@ -60,11 +58,8 @@ class MaskLattices:
     def __init__(
         self, model: NonAutoregressiveModel, k: int = 16, block_size: int | None = None, target: Model | None = None
     ) -> None:
-        if block_size is not None and not 1 <= block_size <= model.block_size:
-            raise ValueError(
-                f"expected a block size from 1 to {model.block_size} (what the drafter was trained for), got"
-                f" {block_size}"
-            )
+        wanted = f"a block size from 1 to {model.block_size} (what the drafter was trained for)"
+        expect(block_size is None or 1 <= block_size <= model.block_size, wanted, block_size)
         self.model, self.k, self.block_size = model, k, block_size or model.block_size
         self._target = target
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fst.printable import plain_words
-from latticebpd.drafters.checks import expect, expect_equal
+from latticebpd.checks import expect, expect_equal
 from latticebpd.lattices.json_files import write_json
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.forward import EncodedSource
@@ -276,19 +276,15 @@ def is_drafter(directory: str | os.PathLike[str]) -> bool:
 def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A stock encoder–decoder from a directory, ready for inference; ValueError if there is none that can be read."""
     model = load_base(directory, dtype)
-    if not BaseModel.of(model).is_encoder_decoder:
-        raise ValueError(
-            f"{directory}: expected an encoder–decoder (config.json, model.safetensors), found a decoder-only model"
-        )
+    wanted = "an encoder–decoder (config.json, model.safetensors)"
+    expect(BaseModel.of(model).is_encoder_decoder, wanted, "a decoder-only model", of=directory)
     return model
 
 
 def load_verifier(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The autoregressive encoder–decoder of a directory; ValueError if it holds a drafter, or no such model."""
-    if is_drafter(directory):
-        raise ValueError(
-            f"{directory}: expected an autoregressive model as verifier, found a {ROLE}; swap the two arguments"
-        )
+    wanted = "an autoregressive model as verifier"
+    expect(not is_drafter(directory), wanted, f"a {ROLE}", "swap the two arguments", of=directory)
     return load_encoder_decoder(directory, dtype)
 
 
