@@ -1,14 +1,15 @@
-"""Checks of what users give: errors say what was expected, what was found, and what to do."""
+"""Checks of what users give: errors state what was expected, what was given, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-def expect(fits: object, expected: str, got: object, remedy: str = "") -> None:
-    """ValueError "expected …, got …; …" unless ``fits`` is true."""
+def expect(fits: object, expected: str, got: object = "none", remedy: str = "", *, of: object = "") -> None:
+    """ValueError "expected …, got …; …" unless ``fits`` is true; ``of``: the file, or the part, that is wrong."""
     if not fits:
-        raise ValueError(f"expected {expected}, got {got!s:.80}" + (f"; {remedy}" if remedy else ""))
+        begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
+        raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
 
 
 def expect_equal(drafter: str, model: str, pairs: Mapping[str, tuple[object, object]]) -> None:

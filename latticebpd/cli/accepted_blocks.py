@@ -30,70 +30,53 @@ class TextWriter:
     """A streamer: new tokens' text on standard output as it grows; a terminal gets no control characters.
 
     Args:
-        decode: new tokens -> text. They are decoded together, because one may end inside a character, which then waits.
+        decode: tokens from the first block on -> text. They are decoded together, because a block may end inside a
+            character, which then waits for the next one.
     """
 
     takes_arrays = True
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode, self._shown = decode, 0
-        self._tokens: list[int] | None = None
-
-    def put(self, tokens: np.ndarray) -> None:
-        """Take the prompt, at the first call, or a block."""
-        if self._tokens is None:
-            self._tokens = []
-            return
-        self._tokens += tokens.tolist()
-        self._write(self._decode(self._tokens).rstrip("\ufffd"))
-
-    def end(self) -> None:
-        """Take note that the text is complete."""
-        self._write(self._decode(self._tokens or []), "\n")
-
-    def _write(self, text: str, after: str = "") -> None:
-        new, self._shown = text[self._shown :], max(self._shown, len(text))
-        print(printable(new) if sys.stdout.isatty() else new, end=after, flush=True)
-
-
-class BlockWriter:
-    """A streamer: every block behind a bar, in alternating colours, as soon as the model has committed it.
-
-    Args:
-        console: what to write on.
-        decode: tokens from the first block on -> text. Whole prefixes are decoded, because a block may end inside a
-            character, which then waits for the next block.
-        before: text to begin with, dimmed: the prompt, where the text continues it.
-    """
-
-    takes_arrays = True
-
-    def __init__(self, console: Console, decode: Callable[[list[int]], str], before: str = "") -> None:
-        self._console, self._decode, self._before = console, decode, before
-        self._blocks = 0
+        self._decode, self._shown, self._blocks = decode, 0, 0
         self._tokens: list[int] = []
-        self._shown = ""
 
     def put(self, tokens: np.ndarray) -> None:
         """Take the prompt, at the first call, or a block."""
         if self._blocks:
             self._tokens += tokens.flatten().tolist()
-            new = self._new(self._decode(self._tokens).rstrip("\ufffd"))
-            text = Text.assemble(("┃", "dim"), (new, self._style))
-        else:
-            text = Text(self._before, style="dim")
+            self._show(self._new(self._decode(self._tokens).rstrip("\ufffd")))
         self._blocks += 1
-        self._console.print(text, end="", soft_wrap=True)
 
     def end(self) -> None:
         """Take note that the text is complete."""
-        self._console.print(Text(self._new(self._decode(self._tokens)), self._style), soft_wrap=True)
-
-    @property
-    def _style(self) -> str:
-        return ("green", "cyan")[self._blocks % 2]
+        self._show(self._new(self._decode(self._tokens)), "\n")
 
     def _new(self, so_far: str) -> str:
         """What of the text has not been shown yet."""
-        new, self._shown = so_far[len(self._shown) :], so_far if len(so_far) > len(self._shown) else self._shown
+        new, self._shown = so_far[self._shown :], max(self._shown, len(so_far))
         return new
+
+    def _show(self, new: str, end: str = "") -> None:
+        print(printable(new) if sys.stdout.isatty() else new, end=end, flush=True)
+
+
+class BlockWriter(TextWriter):
+    """Every block after a bar, in alternating colours, as soon as the model has committed it.
+
+    Args:
+        console: what to write on.
+        before: text to begin with, dimmed: the prompt, where the text continues it.
+    """
+
+    def __init__(self, console: Console, decode: Callable[[list[int]], str], before: str = "") -> None:
+        super().__init__(decode)
+        self._console, self._before = console, before
+
+    def put(self, tokens: np.ndarray) -> None:
+        if not self._blocks:
+            self._console.print(Text(self._before, style="dim"), end="", soft_wrap=True)
+        super().put(tokens)
+
+    def _show(self, new: str, end: str = "") -> None:
+        text = Text(new, ("green", "cyan")[self._blocks % 2])
+        self._console.print(text if end else Text.assemble(("┃", "dim"), text), end=end, soft_wrap=True)

@@ -15,10 +15,8 @@ from latticebpd.console import err, print_json, progress, writable_file
 def calibrate(
     files: list[Path] = typer.Argument(
         ...,
-        help=(
-            "Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context 1024"
-            " or so."
-        ),
+        help="Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context "
+        "1024 or so.",
     ),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) of the trees."),
     examples: int = typer.Option(

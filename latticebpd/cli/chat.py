@@ -28,10 +28,8 @@ COMMANDS = "/new, /system TEXT, /save FILE, /quit"
 def chat(
     model: Path | None = typer.Option(
         None,
-        help=(
-            "A model with a chat template: directory, .gguf file, name of `latticebpd models` or Hub id; the"
-            " bundled one has none."
-        ),
+        help="A model with a chat template: directory, .gguf file, name of `latticebpd models` or Hub id; the bundled "
+        "one has none.",
     ),
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
     system: str | None = model_options.SYSTEM,

@@ -31,22 +31,16 @@ def compare(
         ["1-best", "16-best:0-gram", "16-best", "64-tree"],
         "--system",
         "-s",
-        help=(
-            "P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may"
-            " be repeated. Vanilla and the oracle are always included."
-        ),
+        help="P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be "
+        "repeated. Vanilla and the oracle are always included.",
     ),
     lm: list[str] = typer.Option(
         [],
-        help=(
-            "Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without one,"
-            " 0-grams."
-        ),
+        help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without "
+        "one, 0-grams.",
     ),
     alpha: float | None = typer.Option(
-        None,
-        min=0.0,
-        help="Weight of the language models; by default, for each system, the stored one, else 1.",
+        None, min=0.0, help="Weight of the language models; by default, for each system, the stored one, else 1."
     ),
     alphas: str | None = typer.Option(
         None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."
@@ -168,7 +162,7 @@ def show_comparison(
     else:
         _print_comparison(rows, comparison)
         if sweeps:
-            _print_sweeps(list(sweeps), list(sweeps.values()))
+            _print_sweeps(sweeps)
         if decoded:
             measures = list(decoded[0])[list(decoded[0]).index("differing_texts") + 1 :]
             efficiencies = ("block_efficiency", "block_efficiency_with_prefill")
@@ -183,14 +177,14 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Fitted
 
     stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
-    comparison = []
+    used: list[FittedRecord] = []
     for name, tunings in stored.items():
         own = [tuning for tuning in tunings if tuning.lattices == fingerprint]
         if own:
             examples = {number for tuning in own for number in tuning.examples}
             err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were fitted to are left out", style="dim")
-        comparison += own
-    return comparison
+        used += own
+    return used
 
 
 def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> None:
@@ -221,12 +215,13 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
     )
 
 
-def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
+def _print_sweeps(sweeps: Mapping[str, AlphaSweep]) -> None:
+    first, *_ = swept = list(sweeps.values())
     rows = (
-        [f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps)]
-        for i, alpha in enumerate(sweeps[0].alphas)
+        [f"{alpha:g}", *(f"{each.block_efficiency[i]:.3f}{' *' if each.best == alpha else ''}" for each in swept)]
+        for i, alpha in enumerate(first.alphas)
     )
-    print_table(f"tokens/call by weight of the language model, by {sweeps[0].by}", ("alpha", *names), rows)
+    print_table(f"tokens/call by weight of the language model, by {first.by}", ("alpha", *sweeps), rows)
 
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:

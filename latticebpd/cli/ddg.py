@@ -69,7 +69,7 @@ def ddg(
     loaded = load(model, ignore_beams=ignore_beams)
     served = loaded.model
     tokenizer: Any = loaded.tokenizer
-    first = initial_values(initial, served, lm, alpha, k, seed, [])
+    first = initial_values(initial, served, lm, alpha, k, seed)
     sentences: list[Sentence] = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(texts))

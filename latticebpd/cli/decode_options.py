@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.tables import warn_differing
 from latticebpd.console import progress
+from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
     from latticebpd.decoding.front_door import Loaded
@@ -27,15 +28,11 @@ RULE: Any = typer.Option(
 MEASURE: Any = typer.Option(
     [],
     "--measure",
-    help=(
-        "With --model: quality of its output: exact-match, f1, rouge-l, bleu, perplexity (of its output)"
-        " or reference-perplexity (of the references, as in Kim et al.; independent of drafts). May be"
-        " repeated."
-    ),
+    help="With --model: quality of its output: exact-match, f1, rouge-l, bleu, perplexity (of its output) or "
+    "reference-perplexity (of the references, as in Kim et al.; independent of drafts). May be repeated.",
 )
 REFERENCES: Any = typer.Option(
-    None,
-    help="Reference texts, one a line, or JSONL; by default, for given text, that text.",
+    None, help="Reference texts, one a line, or JSONL; by default, for given text, that text."
 )
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
@@ -116,21 +113,17 @@ def _words(tokenizer: Any, tokens: list[int]) -> str:
 
 def read_references(path: Path, field: str, count: int) -> list[list[str]]:
     """Of every text, its references; ValueError for other than ``count`` lines, or a record without the field."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if len(lines) != count:
-        raise ValueError(f"{path}: expected one line for each of the lattices' {count} texts, got {len(lines)}")
-    if path.suffix != ".jsonl":
-        return [[line] for line in lines]
-    references = []
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)[field]
-            each = [value] if isinstance(value, str) else list(value)
-            if not each or not all(isinstance(text, str) for text in each):
-                raise ValueError(f"{field} is {value!r}")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"{path}: line {number}: expected an object with {field!r}, a text or a list of texts: {error}"
-            ) from error
-        references.append(each)
+
+    def parse(record: Any) -> list[str]:
+        value = record[field]
+        texts = [value] if isinstance(value, str) else list(value)
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{field} is {value!r}")
+        return texts
+
+    if path.suffix == ".jsonl":
+        references = list(read_json_lines(path, parse, f"an object with {field!r}, a text or a list of texts"))
+    else:
+        references = [[line] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    expect(len(references) == count, f"one line for each of the lattices' {count} texts", len(references), of=path)
     return references

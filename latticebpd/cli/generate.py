@@ -21,20 +21,16 @@ def generate(
     file: Path | None = typer.Option(None, "--file", "-f", help="Read the text from this file instead."),
     model: Path | None = typer.Option(
         None,
-        help=(
-            "Any transformers model: directory, .gguf file, name of `latticebpd models` or Hub id; the"
-            " bundled one by default."
-        ),
+        help="Any transformers model: directory, .gguf file, name of `latticebpd models` or Hub id; the bundled one "
+        "by default.",
     ),
     chat: bool | None = model_options.CHAT,
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
     system: str | None = model_options.SYSTEM,
     accept: str | None = typer.Option(
         None,
-        help=(
-            "Acceptance rule: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with"
-            " --temperature)."
-        ),
+        help="Acceptance rule: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with "
+        "--temperature).",
     ),
     lm: Path | None = model_options.LM,
     alpha: float | None = model_options.ALPHA,
@@ -43,9 +39,7 @@ def generate(
     block_size: int | None = typer.Option(
         None,
         min=1,
-        help=(
-            "Tokens per draft: number of heads, masks or slots; by default all, or those that calibrated trees need."
-        ),
+        help="Tokens per draft: number of heads, masks or slots; by default all, or those that calibrated trees need.",
     ),
     bigram: bool = model_options.BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),

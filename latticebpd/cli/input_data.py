@@ -28,7 +28,8 @@ def read_texts(
     limit: int | None = None,
     sources: bool = False,
 ) -> Texts:
-    """The prompts of a data set, each with what follows it there.
+    """The prompts of a data set, each with what follows it there; ValueError for a file that cannot be read as what its
+    name says, or holds no text.
 
     ``.npy`` token ids are cut into windows; where there are more than ``limit``, windows are taken from all over the
     array. ``.npz`` sequences (``latticebpd distill`` writes them) know their prompts. Of Spec-Bench's questions the
@@ -41,9 +42,6 @@ def read_texts(
             template has written is never cut.
         max_following: tokens behind the prompt to keep, at most.
         sources: the prompts are an encoder–decoder's sources, so none is cut.
-
-    Raises:
-        ValueError: the file cannot be read as what its name says, or holds no text.
     """
     from latticebpd.lattices.texts import Texts
 

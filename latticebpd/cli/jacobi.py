@@ -39,10 +39,8 @@ def jacobi(
     max_length: int = typer.Option(256, min=0, help="Tokens decoded in blocks before single ones (hybrid)."),
     length: str = typer.Option(
         "estimate",
-        help=(
-            "Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy"
-            " decoding's."
-        ),
+        help="Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy "
+        "decoding's.",
     ),
     initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
@@ -95,7 +93,7 @@ def jacobi(
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
-    first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
+    first: Initial = initial_values(initial, served, lm, alpha, k, seed)
     earlier_ids = [tokenizer(text_target=text)["input_ids"] for text in earlier]
     number = _number(length, algorithm, baselines)
 

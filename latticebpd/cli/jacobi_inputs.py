@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -83,22 +82,15 @@ def _fields(path: Path, field: str, limit: int | None) -> list[str]:
 
 
 def initial_values(
-    name: InitialName,
-    model: BlockwiseLM | PreTrainedModel,
-    lm: Path | None,
-    alpha: float | None,
-    k: int,
-    seed: int,
-    previous: Sequence[list[int]],
+    name: InitialName, model: BlockwiseLM | PreTrainedModel, lm: Path | None, alpha: float | None, k: int, seed: int
 ) -> Initial:
-    """The initialisation of a name; ValueError where it lacks its heads or its n-gram model.
+    """The initialisation of a name, padding for ``previous``; ValueError where it lacks its heads or its n-gram model.
 
-    lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot. previous: earlier
-    outputs as tokens, one for every text.
+    lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot.
     """
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
-    from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
+    from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, RandomTokens, SourceCopy
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
     from latticebpd.target.stock_model import BaseModel
@@ -119,8 +111,6 @@ def initial_values(
         return NgramContinuation(scorer.lm)
     if name is InitialName.random:
         return RandomTokens(base.vocab_size, seed)
-    if name is InitialName.previous:
-        return PreviousOutput(previous)
     return SourceCopy() if name is InitialName.source else Padding()
 
 

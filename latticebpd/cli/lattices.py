@@ -23,10 +23,8 @@ def lattices(
     ),
     prompts: Path | None = typer.Option(
         None,
-        help=(
-            "Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or"
-            " sequences of `latticebpd distill` (.npz); the bundled prompts by default."
-        ),
+        help="Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or "
+        "sequences of `latticebpd distill` (.npz); the bundled prompts by default.",
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
     drafter_model: Path | None = DRAFTER_MODEL,
@@ -104,7 +102,8 @@ def lattices(
                     raise NoLatticeError
                 lattice_set.save(output)
             else:
-                about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
+                digest = hashlib.sha256(data.tokens.tobytes()).hexdigest()[:16]  # tells one data set from another
+                about = {"data": source.name, "data_tokens": f"sha256:{digest}"}
                 about |= {} if weights is None else {"weights": weights}
                 done = partial(bar.advance, task)
                 collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
@@ -112,11 +111,6 @@ def lattices(
             raise ValueError(f"{source}: {error}") from error
     made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} text{'s' * (len(data) != 1)}"
     err.print(f"{output}: {made} of {slots} slots x {k}")
-
-
-def _digest(data: bytes) -> str:
-    """A hash that tells one data set from another."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def rescore(

@@ -37,11 +37,9 @@ CHAT: Any = typer.Option(
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
 DRAFTER_MODEL: Any = typer.Option(
     None,
-    help=(
-        "Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash, DFlash 2,"
-        " DSpark or LiLiCorr checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model"
-        " that fills masks (`latticebpd train drafter`)."
-    ),
+    help="Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash, DFlash "
+    "2, DSpark or LiLiCorr checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model "
+    "that fills masks (`latticebpd train drafter`).",
 )
 BIGRAM: Any = typer.Option(
     True,
@@ -54,24 +52,18 @@ IGNORE_BEAMS: Any = typer.Option(
 WEIGHTS: Any = typer.Option(
     None,
     "--weights",
-    help=(
-        "Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or"
-        " torch (PyTorch); by default file if there is one, else float32, and torch for models that the"
-        " engine does not support."
-    ),
+    help="Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or torch "
+    "(PyTorch); by default file if there is one, else float32, and torch for models that the engine does not support.",
 )
 
 SYSTEM: Any = typer.Option(
     None,
     "--system",
     "-s",
-    help=(
-        "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no"
-        " language model), N-copies (any model), greedy. By default, with heads: 16-calibrated if"
-        " calibrated (with quantized weights cut to the size that pays off), else copies+16-tree; without"
-        " heads: 16-copies; with a drafter model: 16-tree, 16-calibrated if --lm was calibrated for it,"
-        " vanilla if it fills masks."
-    ),
+    help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language "
+    "model), N-copies (any model), greedy. By default, with heads: 16-calibrated if calibrated (with quantized "
+    "weights cut to the size that pays off), else copies+16-tree; without heads: 16-copies; with a drafter model: "
+    "16-tree, 16-calibrated if --lm was calibrated for it, vanilla if it fills masks.",
 )
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
 TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")

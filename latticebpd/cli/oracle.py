@@ -1,4 +1,4 @@
-"""``latticebpd oracle | merge``: how much the lattices hold, counted in parts or at once."""
+"""``latticebpd oracle``: how much the lattices hold, counted in parts or at once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
 BY: Any = typer.Option(
     None,
-    help=(
-        "Count the calls of decodes (decode, the default) or all positions (position, if files do not number texts)."
-    ),
+    help="Count the calls of decodes (decode, the default) or all positions (position, if files do not number texts).",
 )
 EXCLUDE: Any = typer.Option(
     None,
-    help=(
-        "Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out"
-        " anyway."
-    ),
+    help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out "
+    "anyway.",
 )
 
 

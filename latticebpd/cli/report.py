@@ -34,10 +34,8 @@ def report(
     ),
     lm: list[str] = typer.Option(
         [],
-        help=(
-            "Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is"
-            " compared most."
-        ),
+        help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first "
+        "is compared most.",
     ),
     model: Path | None = typer.Option(
         None,
@@ -49,9 +47,8 @@ def report(
     alpha: float | None = typer.Option(
         None,
         min=0.0,
-        help=(
-            "Weight of the language models; by default, for each system, the stored one, else tuned on held-out texts."
-        ),
+        help="Weight of the language models; by default, for each system, the stored one, else tuned on held-out "
+        "texts.",
     ),
     tuning_examples: int = typer.Option(
         100, min=0, help="Texts to hold out for tuning, at most; never more than a quarter."

@@ -41,8 +41,7 @@ def serve(
     ignore_beams: bool = model_options.IGNORE_BEAMS,
     weights: str | None = model_options.WEIGHTS,
     costs: Path | None = typer.Option(
-        None,
-        help="File of `latticebpd profile`, by which drafts are cut; by default costs are measured at the start.",
+        None, help="File of `latticebpd profile`, by which drafts are cut; by default costs are measured at the start."
     ),
 ) -> None:
     """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.

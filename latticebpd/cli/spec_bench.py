@@ -33,10 +33,8 @@ def spec_bench(
     slots: int | None = typer.Option(
         None,
         min=1,
-        help=(
-            "Number of heads to use, each of which costs a projection; by default all, or those that"
-            " calibrated trees need."
-        ),
+        help="Number of heads to use, each of which costs a projection; by default all, or those that calibrated "
+        "trees need.",
     ),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = model_options.IGNORE_BEAMS,

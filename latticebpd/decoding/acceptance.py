@@ -250,10 +250,8 @@ class SpeculativeSampling(Sampling):
     tree's lattice, scaled to sum 1. So the drafter must *draw* its drafts slot by slot, independently, and its tree
     must hold them in that order; siblings are tried one after the other, without replacement. Drafts that are chosen
     instead (best paths or trees, copies), as by this package's drafters, have q = 1: for them ``Sampling`` is this
-    rule, and no rule that preserves the distribution accepts more of a given tree.
-
-    Raises:
-        ValueError: a drafted token that its slot does not hold.
+    rule, and no rule that preserves the distribution accepts more of a given tree. ValueError for a drafted token that
+    its slot does not hold.
     """
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
@@ -310,8 +308,10 @@ def walk(
             return verified.best_of(rows, columns)
         logits = verified.logits_of(rows, columns)
         if adjust is not None:
+            import torch
+
             given = zip(rows, nodes, logits, strict=True)
-            logits = _stacked([adjust(row, trees[row].path(node), line) for row, node, line in given])
+            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in given])
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         groups: dict[int, list[int]] = {}  # rows with the same rule choose together
         for i, row in enumerate(rows):
@@ -331,10 +331,6 @@ def walk(
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]
         chosen = dict(zip(pairs, choose(*map(list, zip(*pairs, strict=True))), strict=True))
-    children = [
-        dict(zip(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True), range(len(tree)), strict=True))
-        for tree in trees
-    ]
     paths: list[list[int]] = [[] for _ in trees]
     next_tokens = [0] * len(trees)
     walking = list(range(len(trees)))
@@ -343,7 +339,7 @@ def walk(
         tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)] if chosen else choose(walking, ends)
         still_walking = []
         for row, end, token in zip(walking, ends, tokens, strict=True):
-            child = children[row].get((end, token))
+            child = trees[row].edges.get((end, token))
             if child is None:
                 next_tokens[row] = token
             else:
@@ -351,9 +347,3 @@ def walk(
                 still_walking.append(row)
         walking = still_walking
     return paths, next_tokens
-
-
-def _stacked(logits: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.stack(logits)

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from fst.files import replacing
+from fst.files import write_text
 from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
@@ -15,7 +15,7 @@ from latticebpd.target.chat import ASSISTANT, USER, ChatTemplate
 
 
 class Chat:
-    """A conversation with a loaded model.
+    """A conversation with a loaded model; ValueError if it has no chat template, or one that takes no system prompt.
 
     An answer is the one that ``loaded.generate`` writes after the whole conversation. The model's cache goes from turn
     to turn, so that only what is new is read.
@@ -27,9 +27,6 @@ class Chat:
         loaded: the model.
         drafter: by default the loaded one's.
         system_prompt: by default the loaded one's, if any, else the template's own.
-
-    Raises:
-        ValueError: the model has no chat template, or its template takes no system prompt.
     """
 
     def __init__(self, loaded: Loaded, drafter: Drafter | None = None, system_prompt: str | None = None) -> None:
@@ -67,6 +64,5 @@ class Chat:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON object, one line: the model's name and the messages. Data sets of conversations are such
         lines."""
-        with replacing(path) as temporary:
-            record = {"model": self.loaded.name, "messages": self.messages}
-            temporary.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+        record = {"model": self.loaded.name, "messages": self.messages}
+        write_text(path, json.dumps(record, ensure_ascii=False) + "\n")

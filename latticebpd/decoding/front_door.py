@@ -100,9 +100,7 @@ class Loaded:
     @property
     def base(self) -> Any:
         """The model of ``transformers``, without the heads."""
-        from latticebpd.target.stock_model import BaseModel
-
-        return BaseModel.of(self.model).model
+        return _base(self.model)
 
     @property
     def weights(self) -> str:
@@ -172,11 +170,8 @@ class Loaded:
         return default_system(self.source, self.lm, self.own_lm, alpha, num_nodes, by_cost)
 
     def lattice_source(self, k: int = 16, slots: int | None = None) -> FamilySource:
-        """The source of lattices with ``k`` arcs per slot and its first ``slots`` slots; None: all.
-
-        Raises:
-            ValueError: the model has no heads, and no drafter was loaded.
-        """
+        """The source of lattices with ``k`` arcs per slot and its first ``slots`` slots; None: all. ValueError if the
+        model has no heads, and no drafter was loaded."""
         if self.source is None:
             raise ValueError(f"{self.name}: expected a model with heads, got one without; see `latticebpd train heads`")
         return self.source.with_shape(k, slots)
@@ -190,7 +185,8 @@ class Loaded:
         alpha: float | None = None,
         costs: CostCurve | None = None,
     ) -> Drafter:
-        """A drafter by the name of its system, as ``latticebpd generate --system`` takes it.
+        """A drafter by the name of its system, as ``latticebpd generate --system`` takes it; ValueError for no such
+        system, or one that needs heads, a language model or a calibration that is missing.
 
         Args:
             system: by default :meth:`default_system`.
@@ -200,9 +196,6 @@ class Loaded:
             alpha: weight of the language model; by default the stored one.
             costs: of passes: trees are cut to the size that promises the most tokens a second; by default
                 :attr:`costs` for a calibrated default system of no given size.
-
-        Raises:
-            ValueError: no such system, or one that needs heads, a language model or a calibration that is missing.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
         measure: CostCurve | Callable[[], CostCurve] | None = costs

@@ -79,14 +79,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 class GenerationSettings:
-    """A model's generation config with a caller's arguments, combined as by ``generate()``.
+    """A model's generation config with a caller's arguments, combined as by ``generate()``; ValueError for a field that
+    cannot be honoured, or a value out of its range.
 
     Args:
         model: a causal LM or encoder–decoder; None means an empty config.
         arguments: fields that replace the config's own; None leaves the config's.
-
-    Raises:
-        ValueError: a field that cannot be honoured, or a value out of its range.
     """
 
     def __init__(self, model: Model | None = None, **arguments: Any) -> None:

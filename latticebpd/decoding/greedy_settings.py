@@ -14,11 +14,8 @@ DEFAULT_NEW_TOKENS = 256
 
 
 class GreedySettings:
-    """The model's tokens that end texts and fill rows, or the caller's; None leaves the model's.
-
-    Raises:
-        ValueError: a value out of its range, or stop strings, which need ``GenerationSettings``.
-    """
+    """The model's tokens that end texts and fill rows, or the caller's; None leaves the model's. ValueError for a value
+    out of its range, or stop strings, which need ``GenerationSettings``."""
 
     def __init__(
         self,

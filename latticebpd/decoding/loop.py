@@ -102,12 +102,10 @@ class Generated:
         return self.num_tokens / (self.num_calls + sum(self.prefilled))
 
     def blocks(self, row: int = 0) -> list[list[int]]:
-        """A row's new tokens, grouped by the pass that committed them; the first group may be the prefill's token.
-
-        Raises:
-            ValueError: no trace was asked for.
-        """
-        expect(self.trace is not None, "a decode with a trace", "one without", "pass trace=True")
+        """A row's new tokens, grouped by the pass that committed them; the first group may be the prefill's token;
+        ValueError if no trace was asked for."""
+        if self.trace is None:
+            raise ValueError("expected a decode with a trace, got one without; pass trace=True")
         first = [[int(self.tokens[row, self.prompt_length])]] if self.prefilled[row] else []
         return first + [step.committed for step in self.trace if step.row == row]
 

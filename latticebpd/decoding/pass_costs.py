@@ -37,7 +37,8 @@ def profile(
     drafter: Drafter | None = None,
     on_pass: Callable[[], object] | None = None,
 ) -> CostCurve:
-    """How long passes over ``columns`` tokens of ``rows`` texts take, after ``context`` tokens of a random text.
+    """How long passes over ``columns`` tokens of ``rows`` texts take, after ``context`` tokens of a random text;
+    ValueError for an encoder-decoder, or a size below 1.
 
     Sizes take turns, so that a drift of the machine's speed affects all alike; the shortest time counts, since other
     programs only lengthen them, and costs are compared with each other. Exact acceptance walks down the trees,
@@ -46,9 +47,6 @@ def profile(
     Args:
         drafter: drafts for these texts, from random hidden states; None for costs without drafting.
         on_pass: called after each pass, for progress.
-
-    Raises:
-        ValueError: an encoder-decoder, or a size below 1.
     """
     stock, mode, synchronize = _computing(model)
     if stock.is_encoder_decoder:

@@ -27,14 +27,9 @@ class Shown:
 
 
 def show(thing: Any, tokenizer: Any = None) -> Shown:
-    """A lattice, a tree, drafts, a step or a decode for notebooks.
+    """A lattice, a tree, drafts, a step or a decode for notebooks; ValueError for anything else.
 
-    Args:
-        thing: what is shown.
-        tokenizer: of ``transformers``; without one, tokens are numbers.
-
-    Raises:
-        ValueError: something else.
+    tokenizer: of ``transformers``; without one, tokens are numbers.
     """
     word: Word = str if tokenizer is None else lambda token: piece(tokenizer, token)
     if isinstance(thing, SausageLattice):

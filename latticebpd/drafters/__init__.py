@@ -1,7 +1,7 @@
-"""Drafters: ``base`` says what one is.
+"""Drafters: ``drafter`` says what one is.
 
-Most draft from lattices: ``lattice_drafter`` joins a source of lattices (``sources``) and a strategy (``strategies``),
-``names`` makes them by name. The others need no lattice, one idea per file.
+Most draft from lattices: ``lattice_drafter`` joins a source of lattices (``family``) and a strategy (``strategies``),
+``system_names`` makes them by name. The others need no lattice, one idea per file.
 
 Names are loaded when they are first used: strategies need numpy alone, and what drafts from models needs torch.
 """

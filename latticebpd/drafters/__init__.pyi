@@ -5,6 +5,7 @@ from .block.block_lattices import DrafterHeads as DrafterHeads
 from .copies.previous_output import PreviousOutputDrafter as PreviousOutputDrafter
 from .copies.prompt_lookup import PromptNgramDrafter as PromptNgramDrafter
 from .drafter import Drafter as Drafter
+from .drafter import NoDrafter as NoDrafter
 from .drafter import State as State
 from .drafter import needs_hidden as needs_hidden
 from .drafter import needs_layers as needs_layers
@@ -18,7 +19,6 @@ from .lattice_drafter import TreeDrafter as TreeDrafter
 from .lattice_drafter import VanillaDrafter as VanillaDrafter
 from .masks.mask_family import MaskLattices as MaskLattices
 from .mixture import MixtureDrafter as MixtureDrafter
-from .no_drafts import NoDrafter as NoDrafter
 from .saved_top_k import SavedTopK as SavedTopK
 from .saved_top_k import load_top_k as load_top_k
 from .strategies import BeamTree as BeamTree

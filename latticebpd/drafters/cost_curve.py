@@ -7,15 +7,13 @@ the sizes that were measured it is taken to rise evenly. Making the drafts takes
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 
 import numpy as np
 
-from latticebpd.lattices.json_files import write_json
+from latticebpd.lattices.json_files import from_record, read_json, write_json
 
 FORMAT_VERSION = 1
 REMEMBERED = 64
@@ -47,8 +45,6 @@ class CostCurve:
         table = np.array(self.seconds, np.float64)
         if table.shape != (len(self.rows), len(self.columns)) or not (np.isfinite(table).all() and (table > 0).all()):
             raise ValueError(f"expected seconds [{len(self.rows)}][{len(self.columns)}] above 0, got {table.shape}")
-        if type(self.packed) is not bool:
-            raise ValueError(f"expected packed as true or false, got {self.packed!r}")
         drafting = np.array(self.drafting, np.float64)
         if drafting.shape not in ((0,), (len(self.rows),)) or not (
             np.isfinite(drafting).all() and (drafting >= 0).all()
@@ -91,25 +87,9 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostCurve:
-        """Raises ValueError if the file holds no costs, FileNotFoundError if it does not exist."""
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-            if record.pop("format_version") != FORMAT_VERSION:
-                raise ValueError(f"expected format {FORMAT_VERSION}")
-            sizes = {name: tuple(int(size) for size in record[name]) for name in ("rows", "columns")}
-            drafting = tuple(map(float, record.get("drafting", ())))  # the first files had none
-            return cls(
-                **{
-                    **record,
-                    **sizes,
-                    "seconds": tuple(tuple(map(float, row)) for row in record["seconds"]),
-                    "drafting": drafting,
-                }
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"{os.fspath(path)}: expected costs as `latticebpd profile` writes them, got {error}"
-            ) from error
+        """Raises ValueError if the file holds no costs."""
+        parse = partial(from_record, cls, version=FORMAT_VERSION)
+        return read_json(path, parse, "expected costs as `latticebpd profile` writes them, got", "measure them again")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """The file appears whole or not at all."""

@@ -66,6 +66,15 @@ class Drafter(Protocol):
         return
 
 
+class NoDrafter(Drafter):
+    """Drafts nothing: plain greedy decoding, one token a call, the baseline of everything else."""
+
+    needs_hidden = False
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        return [DraftTree.empty()] * len(states)
+
+
 def needs_hidden(drafter: Drafter) -> bool:
     """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of
     it."""

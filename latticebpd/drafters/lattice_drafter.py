@@ -32,14 +32,11 @@ class LatticeDrafter(Drafter):
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        drawn = self.source.lattices(states)
-        rows = [row for row, lattice in enumerate(drawn) if lattice is not None]
+        lattices = {row: each for row, each in enumerate(self.source.lattices(states)) if each is not None}
         trees = [DraftTree.empty()] * len(states)
-        if rows:
-            lattices = [lattice for lattice in drawn if lattice is not None]
-            for row, tree in zip(
-                rows, self.strategy.draft(lattices, [self.scoring_context(states[row]) for row in rows]), strict=True
-            ):
+        if lattices:
+            contexts = [self.scoring_context(states[row]) for row in lattices]
+            for row, tree in zip(lattices, self.strategy.draft([*lattices.values()], contexts), strict=True):
                 trees[row] = tree
         return trees
 

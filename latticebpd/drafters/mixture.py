@@ -61,12 +61,10 @@ def _log_probs(tree: DraftTree, drafter: Drafter) -> np.ndarray:
 
 def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.ndarray) -> DraftTree:
     """All prefixes of both trees; a prefix of both has the sum of their probabilities."""
-    nodes = {edge: node for node, edge in enumerate(zip(one.parents.tolist(), one.tokens.tolist(), strict=True))}
+    nodes = dict(one.edges)
     tokens, parents, probs = one.tokens.tolist(), one.parents.tolist(), one_probs.tolist()
     index_of = {ROOT: ROOT}
-    for node, (parent, token, prob) in enumerate(
-        zip(two.parents.tolist(), two.tokens.tolist(), two_probs.tolist(), strict=True)
-    ):
+    for ((parent, token), node), prob in zip(two.edges.items(), two_probs.tolist(), strict=True):
         edge = index_of[parent], token
         if edge in nodes:
             probs[nodes[edge]] += prob

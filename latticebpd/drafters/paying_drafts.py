@@ -83,13 +83,11 @@ def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tu
     sizes for all rows are the best.
 
     Args:
-        log_probs: of every row ``[nodes]``; no node is likelier than its parent, which comes before it.
+        log_probs: of every row ``[nodes]``; no node is likelier than its parent, which comes before it. ValueError for
+            trees that do not tell probabilities.
 
     Returns:
         For every row ``[nodes]`` bool.
-
-    Raises:
-        ValueError: trees that do not tell probabilities.
     """
     known = [np.exp(each) for each in log_probs if each is not None]
     if len(known) < len(log_probs):

@@ -59,11 +59,8 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
     """Saved top-k outputs: a lattice file (``.npz``), or safetensors.
 
     A safetensors file holds ``tokens [n, slots, k]`` and ``log_probs [n, slots, k]``, and may hold ``continuation
-    [n, slots]``, ``context [n, c]`` and ``transitions [n, slots - 1, k, k]`` as lattice files do.
-
-    Raises:
-        ValueError: no such content, or arrays that make no lattices; the message names the file.
-        FileNotFoundError: there is no such file.
+    [n, slots]``, ``context [n, c]`` and ``transitions [n, slots - 1, k, k]`` as lattice files do. The
+    ValueError for other content, or for arrays that make no lattices, names the file.
     """
     if not os.fspath(path).endswith(".safetensors"):
         return LatticeSet.load(path)

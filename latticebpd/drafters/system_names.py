@@ -149,9 +149,9 @@ def drafter_named(
 
         return PayingDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)
     from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
+    from latticebpd.drafters.drafter import NoDrafter
     from latticebpd.drafters.lattice_drafter import LatticeDrafter
     from latticebpd.drafters.mixture import MixtureDrafter
-    from latticebpd.drafters.no_drafts import NoDrafter
 
     if name == GREEDY:
         return NoDrafter()

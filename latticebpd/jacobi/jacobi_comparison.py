@@ -242,9 +242,10 @@ def compare(
     """
     if not inputs:
         raise ValueError("expected at least one text, got none")
-    batches = [
-        _batch(inputs[start : start + batch_size], start, pad, pad_left) for start in range(0, len(inputs), batch_size)
-    ]
+    batches = []
+    for start in range(0, len(inputs), batch_size):
+        ids, mask = map(torch.from_numpy, padded(inputs[start : start + batch_size], pad, pad_left))
+        batches.append(Batch(ids, mask, start))
     runs = {name: SystemRun(name) for name in systems}
     for number, batch in enumerate([*batches[:warm_ups], *batches]):
         for name, system in systems.items():
@@ -259,8 +260,3 @@ def compare(
                 runs[name].add(decoded, seconds)
         on_batch()
     return runs
-
-
-def _batch(rows: Sequence[Sequence[int]], start: int, pad: int, pad_left: bool) -> Batch:
-    ids, mask = map(torch.from_numpy, padded(rows, pad, pad_left))
-    return Batch(ids, mask, start)

@@ -119,6 +119,11 @@ class DraftTree(ArrayValues):
         return tree_picture(self)
 
     @cached_property
+    def edges(self) -> dict[tuple[int, int], int]:
+        """Parent and token of each node -> the node."""
+        return {edge: i for i, edge in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))}
+
+    @cached_property
     def depths(self) -> np.ndarray:
         """``[n]`` number of drafted tokens up to and including each node, from 1."""
         depths = [0] * (len(self) + 1)  # the last entry is the root's, reached as index -1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -32,8 +32,21 @@ def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: 
         raise ValueError(f"{os.fspath(path)}: {problem} {plain_words(error)}; {remedy}") from error
 
 
+def read_json_lines(path: str | os.PathLike[str], parse: Callable[[Any], T], expected: str) -> Iterator[T]:
+    """What ``parse`` makes of the record in each line that is not blank; the ValueError for a line names file and
+    line, and says what was ``expected``."""
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield parse(json.loads(line))
+                except DAMAGE as error:
+                    raise ValueError(f"{os.fspath(path)}, line {number}: expected {expected}: {error}") from error
+
+
 def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
-    """An instance of a dataclass from a JSON object of its fields: numbers, words, truth values, lists, None, records.
+    """An instance of a dataclass from a JSON object of its fields: numbers, words, truth values, lists, objects, None,
+    records.
 
     version: what the object has for ``format_version``. Raises ValueError for missing or further fields, for values of
     other types, and for numbers that are not finite or too large.
@@ -44,7 +57,7 @@ def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
     if version is not None and (got := given.pop("format_version", None)) != version:
         raise ValueError(f"expected format {version}, got {got!r:.60}; update latticebpd")
     schema: Any = cls
-    required = {each.name for each in fields(schema) if each.default is MISSING}
+    required = {each.name for each in fields(schema) if each.default is each.default_factory is MISSING}
     hints = {each.name: get_type_hints(cls)[each.name] for each in fields(schema)}
     if wrong := sorted(required - given.keys()) or sorted(given.keys() - hints.keys()):
         raise ValueError(
@@ -57,6 +70,8 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
     kinds = get_args(hint)
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(_typed(f"{name}[{i}]", kinds[0], item) for i, item in enumerate(value))
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return {key: _typed(f"{name}[{key!r:.60}]", kinds[1], item) for key, item in value.items()}
     if type(None) in kinds:
         return None if value is None else _typed(name, kinds[0], value)
     if isinstance(hint, type) and is_dataclass(hint):

@@ -95,7 +95,8 @@ def calibrate(
     features: Sequence[str] = FEATURES,
     on_lattice: Callable[[], object] = ignore,
 ) -> tuple[Calibration, Reliability]:
-    """Weights for the lattices of a drafter and an n-gram model, fitted to random examples.
+    """Weights for the lattices of a drafter and an n-gram model, fitted to random examples; ValueError for fewer than
+    two, no lattice, or a model of another vocabulary.
 
     The nats per token are cross-validated: weights fitted to either half of the examples are measured on the other.
 
@@ -103,9 +104,6 @@ def calibrate(
         paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
         examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
         features: those with a weight; the others' is 0.
-
-    Raises:
-        ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
     """
     unit, drawn = draw_examples(paths, examples, seed)
     expect(len(drawn) >= 2, f"at least two {unit}s to calibrate on", len(drawn))

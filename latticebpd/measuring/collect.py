@@ -79,15 +79,13 @@ def collect(
     batch_size: int = 8,
     on_text: Callable[[], object] = ignore,
 ) -> tuple[LatticeSet, Texts]:
-    """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
+    """The lattices of every text, and the texts: those with at least one lattice, numbered from 0; ValueError for a
+    source that is longer than an encoder–decoder can read.
 
     Args:
         drafts: a drafter next to its target; a blockwise model stands for its heads.
         data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
             them is taken from here.
-
-    Raises:
-        ValueError: a source that is longer than an encoder–decoder can read.
     """
     drafts = as_source(drafts, options.k)
     slots, writer = drafts.num_slots, drafts.target

@@ -68,14 +68,24 @@ class Shard:
         return (block for block, _ in self.units(blocks))
 
 
-def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
-    """The shard's lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time.
-
-    Raises:
-        ValueError: a path with a damaged file, missing shards or no lattice; the message names it.
-        FileNotFoundError: there is no such file.
-    """
-    return (shard or Shard()).select(_all_blocks(paths))
+def blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
+    """The lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time; the ValueError for a path
+    with a damaged file, missing shards or no lattice names it."""
+    texts = 0
+    for path in paths:
+        lattices = 0
+        for file in shard_files(path):
+            last = -1
+            for block in _blocks_of(file):
+                lattices += len(block)
+                if block.sequence is None:
+                    yield block
+                    continue
+                # Numbers continue from file to file, so that texts of two files stay apart.
+                yield replace(block, sequence=block.sequence + texts) if texts else block
+                last = max(last, int(block.sequence.max(initial=-1)))
+            texts += last + 1
+        expect(lattices, "at least one lattice", of=path)
 
 
 def first_and_all(items: Iterator[Item]) -> tuple[Item, Iterator[Item]]:
@@ -106,24 +116,6 @@ def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarr
     wanted = "files that all number their texts, or none that does"
     expect(not 0 < sum(map(len, numbers)) < lattices, wanted, "both kinds", "tune on one kind")
     return lattices, np.concatenate(numbers) if numbers else None
-
-
-def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
-    texts = 0
-    for path in paths:
-        lattices = 0
-        for file in shard_files(path):
-            last = -1
-            for block in _blocks_of(file):
-                lattices += len(block)
-                if block.sequence is None:
-                    yield block
-                    continue
-                # Numbers continue from file to file, so that texts of two files stay apart.
-                yield replace(block, sequence=block.sequence + texts) if texts else block
-                last = max(last, int(block.sequence.max(initial=-1)))
-            texts += last + 1
-        expect(lattices, "at least one lattice", of=path)
 
 
 def required_texts(block: LatticeSet, reason: str) -> np.ndarray:

@@ -20,11 +20,9 @@ from latticebpd.scoring.weights import DECODE
 
 def accept_length(tree: DraftTree, continuation: Sequence[int] | np.ndarray) -> int:
     """Drafted tokens that exact verification accepts when the base model's next tokens are ``continuation``."""
-    children = {edge: node for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))}
     node, length = ROOT, 0
     for token in np.asarray(continuation).tolist():
-        child = children.get((node, token))
-        if child is None:
+        if (child := tree.edges.get((node, token))) is None:
             break
         node, length = child, length + 1
     return length
@@ -122,18 +120,12 @@ def run_system(
     return outcome(strategy_named(name, lm, alpha), lattices, threads)
 
 
-def _agreement(paths: np.ndarray, continuation: np.ndarray) -> np.ndarray:
-    """``[...]`` how many leading tokens of ``paths [..., slots]`` are the continuation's."""
-    agreed = (paths == continuation) & (continuation != PADDING)
-    lengths: np.ndarray = np.cumprod(agreed, axis=-1, dtype=np.int64).sum(axis=-1)
-    return lengths
-
-
 def _of_paths(drafted: StoredPaths, continuation: np.ndarray) -> Outcome:
     paths, counts = drafted.tokens, drafted.counts
     p = paths.shape[1]
     is_path = np.arange(p) < counts[:, None]
-    lengths = np.where(is_path, _agreement(paths, continuation[:, None, :]), 0).max(axis=1)
+    agreed = (paths == continuation[:, None]) & (continuation != PADDING)[:, None] & is_path[:, :, None]
+    lengths = np.cumprod(agreed, axis=2, dtype=np.int64).sum(axis=2).max(axis=1)
     # A path adds the nodes after its longest prefix that any path before it shares.
     nodes = counts.astype(np.int64) * paths.shape[2]
     for row in range(1, p):

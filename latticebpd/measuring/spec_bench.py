@@ -16,6 +16,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -30,9 +31,9 @@ from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
-from latticebpd.drafters import Drafter
+from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.no_drafts import NoDrafter
+from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.target.chat import PromptFormat
 from latticebpd.target.engine import engine_of
 from latticebpd.target.stock_model import BaseModel
@@ -106,27 +107,22 @@ class Question:
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
     """The questions of a ``question.jsonl``, the first ``limit`` of every task; ValueError for a line that is none, by
     file and line, or no question at all."""
-    taken: dict[str, int] = {}
+
+    def parse(record: Any) -> Question:
+        question = Question(record["question_id"], record["category"], record["turns"])
+        if not (type(question.question_id) is int and isinstance(question.category, str)):
+            raise ValueError("question_id must be a number, category a string")
+        turns = question.turns
+        if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
+            raise ValueError("turns must be a list of texts")
+        return question
+
+    taken: Counter[str] = Counter()
     questions = []
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                question = Question(record["question_id"], record["category"], record["turns"])
-                if not (type(question.question_id) is int and isinstance(question.category, str)):
-                    raise ValueError("question_id must be a number, category a string")
-                turns = question.turns
-                if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
-                    raise ValueError("turns must be a list of texts")
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(
-                    f"{os.fspath(path)}, line {number}: expected an object of question_id, category and turns: {error}"
-                ) from error
-            taken[question.task] = taken.get(question.task, 0) + 1
-            if limit is None or taken[question.task] <= limit:
-                questions.append(question)
+    for question in read_json_lines(path, parse, "an object of question_id, category and turns"):
+        taken[question.task] += 1
+        if limit is None or taken[question.task] <= limit:
+            questions.append(question)
     expect(questions, "at least one question", of=path)
     return questions
 

@@ -70,7 +70,8 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
 
 
 def _heat_map(axes: Axes, sentence: Sentence) -> None:
-    iterates, pieces = sentence.trajectory, [_plain(text) for text in sentence.pieces]
+    # Without what matplotlib would read as mathematics, or write into an SVG file that no parser reads.
+    iterates, pieces = sentence.trajectory, [printable(text).replace("$", r"\$") for text in sentence.pieces]
     colours = ListedColormap([colour for colour, _ in CELLS.values()])
     norm = BoundaryNorm(np.arange(-0.5, len(CELLS)), len(CELLS))
     axes.imshow(iterates.cells, cmap=colours, norm=norm, aspect="auto", interpolation="none")
@@ -86,8 +87,3 @@ def _heat_map(axes: Axes, sentence: Sentence) -> None:
     axes.grid(which="minor", color="white", linewidth=1.2)
     axes.tick_params(which="minor", length=0)
     axes.spines[["top", "left", "right", "bottom"]].set_visible(False)
-
-
-def _plain(text: str) -> str:
-    """Without what matplotlib would read as mathematics, or write into an SVG file that no parser reads."""
-    return printable(text).replace("$", r"\$")

@@ -179,14 +179,12 @@ def measure(
     vocab_size: int | None = None,
     watch: Watch = ignore,
 ) -> Measurements:
-    """Measure one or more data sets.
+    """Measure one or more data sets; ValueError for none, one without lattices, or several shapes, origins or
+    vocabularies in one.
 
     Args:
         models: language models by name; most of the report is about the first. Stored tunings are used.
         vocab_size: for entropies of lattices without them; by default the first n-gram model's.
-
-    Raises:
-        ValueError: no data set, no lattice, or several shapes, origins or vocabularies in one data set.
     """
     options = options or Options()
     expect(datasets, "at least one data set of lattices")

@@ -32,7 +32,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
-from latticebpd.serving.scheduler import ClosedError, Job, Progress, QueueFullError, Scheduler
+from latticebpd.serving.scheduler import Job, Progress, Scheduler
 from latticebpd.serving.schema import (
     ChatRequest,
     CompletionRequest,
@@ -168,7 +168,7 @@ class Service:
 
     async def _read(self, request: Request, kind: type[Kind]) -> Kind:
         """A request's body; RequestError for one that is too long, too slow or no such request."""
-        self._check_room()
+        self.scheduler.check_room()
         body = bytearray()
         try:
             with anyio.fail_after(self.limits.seconds):
@@ -181,13 +181,6 @@ class Service:
         asked = read_request(kind, bytes(body))
         self._check_model(asked.model)
         return asked
-
-    def _check_room(self) -> None:
-        """RequestError where a request would be refused now."""
-        try:
-            self.scheduler.check_room()
-        except (QueueFullError, ClosedError) as error:
-            raise _refused(error) from error
 
     async def _submit(
         self, asked: GenerationRequest, encode: Callable[[], list[int]], most: int, eos_ids: list[int] | None = None
@@ -211,8 +204,6 @@ class Service:
             self.scheduler.submit(job)
         except ValueError as error:
             raise RequestError(400, str(error), "invalid_prompt") from error
-        except (QueueFullError, ClosedError) as error:
-            raise _refused(error) from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
         return AnswerResponse(self.scheduler, asked, job, events, model=self.name, system_fingerprint=fingerprint)
 
@@ -249,12 +240,6 @@ class Service:
             generator.manual_seed(asked.seed)
         top_p = 1.0 if asked.top_p is None else asked.top_p
         return Sampling(temperature, asked.top_k or 0, top_p, generator)
-
-
-def _refused(error: Exception) -> RequestError:
-    if isinstance(error, QueueFullError):
-        return RequestError(429, "expected room in the queue, got none; try again later", "queue_full")
-    return RequestError(503, "the server is closing", "closing")
 
 
 def _http_error(request: Request, error: Exception) -> Response:

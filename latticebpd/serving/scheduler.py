@@ -21,20 +21,13 @@ from latticebpd.decoding.loop import Row, RowBatch, Step
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
+from latticebpd.serving.schema import RequestError
 from latticebpd.target.engine_verifier import BLOCK, EngineVerifier
 
 log = logging.getLogger("uvicorn.error")
 
 STOP, LENGTH, TIME, CANCELLED, ERROR = "stop", "length", "time", "cancelled", "error"
 """How a request ends: its text's end, its length limit, its time limit, its client or an error of the server."""
-
-
-class QueueFullError(Exception):
-    """There is no room for another request."""
-
-
-class ClosedError(Exception):
-    """The server is shutting down, or its thread has died."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +100,14 @@ class Scheduler:
         return self._thread.is_alive() and not self._closed
 
     def check_room(self) -> None:
-        """QueueFullError or ClosedError where a request would be refused now."""
+        """RequestError where a request would be refused now: the server closes, or the queue is full."""
         if not self.alive:
-            raise ClosedError
+            raise RequestError(503, "the server is closing", "closing")
         if len(self._waiting) + len(self._running) >= self.limits.rows + self.limits.queue:
-            raise QueueFullError
+            raise RequestError(429, "expected room in the queue, got none; try again later", "queue_full")
 
     def submit(self, job: Job) -> None:
-        """Put a request at the queue's end; QueueFullError or ClosedError where it is refused."""
+        """Put a request at the queue's end; RequestError where it is refused."""
         with self._changed:
             self.check_room()
             self._waiting.append(job)

@@ -7,12 +7,12 @@ are plain text, with blank lines between them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latticebpd.checks import expect
+from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.target.chat_templates import render_chat
 from latticebpd.target.engine_target import EngineTarget
 
@@ -113,15 +113,7 @@ def _eos_ids(model: Model | EngineTarget) -> list[int]:
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
     """The conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line, `parted`."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield parted(json.loads(line)["messages"])
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                at = f"{os.fspath(path)}, line {number}"
-                raise ValueError(f"{at}: expected an object with messages: {error}") from error
+    return read_json_lines(path, lambda record: parted(record["messages"]), "an object with messages")
 
 
 def parted(messages: Any) -> tuple[list[dict[str, str]], str | None]:

@@ -41,12 +41,9 @@ _engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDi
 
 
 def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | None = None, isa: int = 0) -> Engine:
-    """An engine of a stock model.
+    """An engine of a stock model; the ValueError for one that the engine cannot compute says why.
 
     file: the GGUF file of the weights, for ``weights="file"``.
-
-    Raises:
-        ValueError: the engine cannot compute the model; the message says why.
     """
     if weights not in WEIGHTS[:3]:
         raise ValueError(f"expected weights among {', '.join(WEIGHTS)}, got {weights!r}")
@@ -69,11 +66,9 @@ def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | Non
 def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None, default: str = FLOAT32) -> Engine | None:
     """The engine of a model that was loaded from a path, which its decodes run on from now on; None for PyTorch.
 
-    weights: a name in ``WEIGHTS``; None: the file's where the engine knows its types and it is this model's, else
-    ``default``, and PyTorch where the engine cannot compute the model.
-
-    Raises:
-        ValueError: the engine cannot compute the model as asked for.
+    weights: a name in ``WEIGHTS``, by which a ValueError says that the engine cannot compute the model; None: the
+    file's where the engine knows its types and it is this model's, else ``default``, and PyTorch where the engine
+    cannot compute the model.
     """
     file = path if path.is_file() else path / GGUF_NAME
     known = file if file.is_file() else None
@@ -101,11 +96,8 @@ def share_engine(model: PreTrainedModel, target: EngineTarget) -> None:
 
 
 def engine_of(model: PreTrainedModel) -> Engine | None:
-    """The engine that decodes with a model run on; None for PyTorch.
-
-    Raises:
-        ValueError: the model is no longer the one that the engine was made of.
-    """
+    """The engine that decodes with a model run on; None for PyTorch. ValueError if the model is no longer the one that
+    the engine was made of."""
     engine = _engines.get(model)
     if engine is None:
         return None

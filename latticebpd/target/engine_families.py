@@ -76,7 +76,8 @@ def objection(model: PreTrainedModel) -> str | None:
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if activation not in GELU | {"silu"}:
         return f"its activation is {activation}"
-    if rope := {each for each in _rope_types(config) if each in ("dynamic", "longrope")}:
+    rope = {each.get("rope_type", each.get("type")) for each in rope_kinds(config)} & {"dynamic", "longrope"}
+    if rope:
         return f"its rotary positions ({rope.pop()}) depend on a text's length"
     if getattr(config, "layer_types", None) and not set(config.layer_types) <= {"full_attention", "sliding_attention"}:
         return "its layers do more than attend to texts and windows"
@@ -94,13 +95,10 @@ def hooked_module(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         # transformers leaves hooks of its own behind that collect hidden states.
-        if "forward" in vars(module) or any(not _is_library(hook) for hook in hooks):
+        library = (str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+        if "forward" in vars(module) or not all(library):
             return name
     return None
-
-
-def _is_library(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
@@ -184,10 +182,6 @@ def _rotations(rotary: Any) -> dict[str, tuple[Tensor, float]]:
         kind: (getattr(rotary, f"{kind}_inv_freq"), getattr(rotary, f"{kind}_attention_scaling"))
         for kind in sorted(kinds)
     }
-
-
-def _rope_types(config: Any) -> set[str]:
-    return {str(each.get("rope_type", each.get("type", "default"))) for each in rope_kinds(config)}
 
 
 def _head_size(config: Any) -> int:

@@ -19,11 +19,8 @@ MOST = 1 << 30  # of any number of a file
 
 
 def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
-    """The engine's model of a file.
-
-    Raises:
-        ValueError: a damaged file, another architecture, or rotary positions of another kind.
-    """
+    """The engine's model of a file; ValueError for a damaged one, another architecture, or rotary positions of another
+    kind."""
     return transformer_of_weights(GgufWeights(path, _engine.WeightMemory()), isa)
 
 

@@ -89,11 +89,8 @@ class GgufWeights:
         return rows
 
     def order(self, name: str, outputs: int) -> list[int]:
-        """For each output of ``transformers``' order its row in the file; empty where they are the same.
-
-        Raises:
-            ValueError: the file's heads do not divide the outputs.
-        """
+        """For each output of ``transformers``' order its row in the file; empty where they are the same; ValueError if
+        the file's heads do not divide the outputs."""
         field = {"query": "head_count", "key": "head_count_kv"}.get(name)
         if field is None or self.architecture not in INTERLEAVED:
             return []

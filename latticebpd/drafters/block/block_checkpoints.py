@@ -66,10 +66,10 @@ _NEUTRAL = {  # fields that would change what a drafter computes, and the values
 }  # fmt: skip
 
 
-def is_block_drafter(directory: str | os.PathLike[str]) -> bool:
+def is_block_drafter(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a block drafter in either layout, complete or damaged."""
     try:
-        config = json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and (

@@ -23,11 +23,7 @@ from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 
 DRAFTS_ONLY = "a block drafter"
-
-
-def recognises(path: Path) -> bool:
-    """Whether a directory holds a block drafter."""
-    return is_block_drafter(path)
+recognises = is_block_drafter
 
 
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:

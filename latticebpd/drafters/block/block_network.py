@@ -44,7 +44,7 @@ from latticebpd.target.stock_model import BaseModel, Model, Projection, cache_ar
 
 @dataclass(frozen=True, eq=False)
 class BlockConfig:
-    """The shape of a block drafter.
+    """The shape of a block drafter; ValueError for values that describe none.
 
     layers: its layers' configuration; hidden size and vocabulary are the target's.
     block_size: columns of a block, the anchor's included.
@@ -61,9 +61,6 @@ class BlockConfig:
     selector_rank, selector_top_k: of the candidate selector, and candidates of a slot that it was trained on; 0: none.
     reranker: of LiLiCorr's reranker; None: without.
     sliding_layers: which layers see only keys of the last ``sliding_window`` positions, a column's own included.
-
-    Raises:
-        ValueError: values that describe no drafter.
     """
 
     layers: Any

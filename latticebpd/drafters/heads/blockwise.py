@@ -35,6 +35,7 @@ from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.packed_weights import weight_version
 from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
+from latticebpd.lattices.json_files import write_json
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
 from latticebpd.target.stock_model import BaseModel, Projection
 
@@ -141,18 +142,23 @@ class BlockwiseLM(nn.Module):
             return {name.removeprefix(start): state[name] for name in state if name.startswith(start)}
 
         base.save_pretrained(directory, state_dict=None if weights is None else part("base."))
-        self._save_heads(directory, part("heads."), dtype)
+        self.save_heads(directory, dtype, part("heads."))
 
-    def save_heads(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-        """Write the heads alone, next to the files of a base model: that which they were
-        trained on."""
-        self._save_heads(Path(directory), dict(self.heads.state_dict()), dtype)
-
-    def _save_heads(self, directory: Path, heads: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+    def save_heads(
+        self,
+        directory: str | os.PathLike[str],
+        dtype: torch.dtype | None = None,
+        weights: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Write the heads alone, next to the files of a base model, that which they were trained on; arguments as for
+        `save_pretrained`."""
+        directory, heads = Path(directory), self.heads.state_dict() if weights is None else weights
+        tensors = {
+            name: tensor.detach().to(dtype if tensor.is_floating_point() else None).contiguous()
+            for name, tensor in heads.items()
+        }
         with replacing(directory / HEADS_WEIGHTS) as temporary:
-            save_file(
-                {name: _converted(tensor.detach(), dtype).contiguous() for name, tensor in heads.items()}, temporary
-            )
+            save_file(tensors, temporary)
         record = {
             "format_version": FORMAT_VERSION,
             "kind": self.heads.kind,
@@ -163,18 +169,14 @@ class BlockwiseLM(nn.Module):
             "shortlist": None if self.heads.shortlist is None else len(self.heads.shortlist),
             "base_fingerprint": stored_fingerprint(directory),
         }
-        with replacing(directory / HEADS_CONFIG) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
+        write_json(directory / HEADS_CONFIG, record, indent=2)
 
     @classmethod
     def from_pretrained(
         cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
     ) -> BlockwiseLM:
-        """Read what ``save_pretrained`` wrote; further arguments go to the base model's ``from_pretrained``.
-
-        Raises:
-            ValueError: a file is missing or corrupt, or base model and heads do not belong together.
-        """
+        """Read what ``save_pretrained`` wrote; further arguments go to the base model's ``from_pretrained``. ValueError
+        for a missing or corrupt file, and for a base model and heads that do not belong together."""
         directory = Path(directory)
         heads, config = _load_heads(directory)
         model = cls(load_base(directory, dtype, **kwargs), heads.to(dtype), config.get("tokenizer_fingerprint"))
@@ -193,9 +195,9 @@ class BlockwiseLM(nn.Module):
         return model
 
 
-def is_blockwise(model: str | os.PathLike[str]) -> bool:
+def is_blockwise(path: str | os.PathLike[str]) -> bool:
     """Whether a name is the directory of a blockwise model."""
-    return (Path(model) / HEADS_CONFIG).exists()
+    return (Path(path) / HEADS_CONFIG).exists()
 
 
 def new_heads(
@@ -229,10 +231,6 @@ def new_heads(
         heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)  # type: ignore[call-arg]
     heads.shortlist = tokens
     return heads.to(base.device, base.dtype)
-
-
-def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _check_shortlist(shortlist: Tensor | None, vocab_size: int) -> None:

@@ -17,14 +17,9 @@ from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import Model
 
 DRAFTS_ONLY = None
-
-
-def recognises(path: Path) -> bool:
-    """Whether a model's directory has heads."""
-    return is_blockwise(path)
+recognises = is_blockwise
 
 
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
@@ -67,6 +62,7 @@ class HeadLattices(HeadSource):
     def __init__(self, model: HasHeads, k: int = 16, slots: int | None = None) -> None:
         super().__init__(k, slots)
         self.model = model
+        self.target: Any = model  # a blockwise model is its heads' own target
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
 
     @torch.inference_mode()
@@ -75,14 +71,8 @@ class HeadLattices(HeadSource):
         return lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
 
     @property
-    def target(self) -> Model:
-        model: Any = self.model
-        return model  # type: ignore[no-any-return]
-
-    @property
     def _num_heads(self) -> int:
-        heads: Any = self.model
-        return int(heads.num_heads) - 1
+        return int(self.target.num_heads) - 1
 
     @property
     def num_tokens(self) -> int:
@@ -91,8 +81,7 @@ class HeadLattices(HeadSource):
 
     @property
     def weights(self) -> str:
-        module: Any = self.model
-        return weights_fingerprint(module)
+        return weights_fingerprint(self.target)
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.model, k, slots)

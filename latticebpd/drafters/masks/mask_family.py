@@ -24,11 +24,7 @@ from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 
 DRAFTS_ONLY = f"a {ROLE}"
-
-
-def recognises(path: Path) -> bool:
-    """Whether a directory holds a mask-filling model."""
-    return is_drafter(path)
+recognises = is_drafter
 
 
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:

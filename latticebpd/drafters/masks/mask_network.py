@@ -20,10 +20,10 @@ tells it from an autoregressive model of the same class.
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fst.printable import plain_words
 from latticebpd.checks import expect, expect_equal
-from latticebpd.lattices.json_files import write_json
+from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
@@ -115,6 +114,21 @@ def masked_columns(
             if anchored:
                 predicted_by[row, window, 0] = prefix - 1 - done
     return Columns(tokens, positions, visible, new, predicted_by.reshape(rows, windows * slots))
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """The contents of ``drafter.json``: what it describes, and arguments of `NonAutoregressiveModel`."""
+
+    role: str
+    mask_token_id: int
+    block_size: int
+    anchored: bool = False
+    bidirectional: bool = False
+    tokenizer_fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.role == ROLE, f"a {ROLE}", repr(self.role))
 
 
 class NonAutoregressiveModel(nn.Module):
@@ -228,16 +242,9 @@ class NonAutoregressiveModel(nn.Module):
         """Write the model; each file is complete or absent."""
         directory = Path(directory)
         self.base.save_pretrained(directory)
-        record = {
-            "format_version": FORMAT_VERSION,
-            "role": ROLE,
-            "mask_token_id": self.mask_token_id,
-            "block_size": self.block_size,
-            "anchored": self.anchored,
-            "bidirectional": self.bidirectional,
-            "tokenizer_fingerprint": self.tokenizer_fingerprint,
-        }
-        write_json(directory / DRAFTER_CONFIG, record, indent=2)
+        layout = (self.anchored, self.bidirectional, self.tokenizer_fingerprint)
+        settings = asdict(MaskSettings(ROLE, self.mask_token_id, self.block_size, *layout))
+        write_json(directory / DRAFTER_CONFIG, {"format_version": FORMAT_VERSION, **settings}, indent=2)
 
     @classmethod
     def from_pretrained(
@@ -249,28 +256,16 @@ class NonAutoregressiveModel(nn.Module):
             found = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
             wanted = f"a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG})"
             raise ValueError(f"{directory}: expected {wanted}, found {found}")
-        try:
-            record = json.loads((directory / DRAFTER_CONFIG).read_text(encoding="utf-8"))
-            version, role, fingerprint = record["format_version"], record["role"], record["tokenizer_fingerprint"]
-            layout = {name: record.get(name, False) for name in ("anchored", "bidirectional")}
-            numbers = {name: record[name] for name in ("mask_token_id", "block_size")}
-        except (ValueError, KeyError, TypeError) as error:  # damaged JSON and UTF-8 are ValueErrors
-            problem = f"{directory}: {DRAFTER_CONFIG} cannot be read: {plain_words(error)}"
-            raise ValueError(f"{problem}; is the copy complete?") from error
-        try:
-            fits = version == FORMAT_VERSION and role == ROLE
-            expect(fits, f"a {ROLE} of format {FORMAT_VERSION}", f"{role!r} of format {version}")
-            fits = all(type(value) is int for value in numbers.values()) and isinstance(fingerprint, str | None)
-            fits = fits and all(isinstance(value, bool) for value in layout.values())
-            expect(fits, f"{DRAFTER_CONFIG} with whole numbers, a fingerprint and truth values", record)
-        except ValueError as error:
-            raise ValueError(f"{directory}: {error}") from error
-        return cls(load_encoder_decoder(directory, dtype), **numbers, **layout, tokenizer_fingerprint=fingerprint)
+        parse = partial(from_record, MaskSettings, version=FORMAT_VERSION)
+        problem, remedy = "expected a drafter's settings, got", "is the copy complete?"
+        settings = asdict(read_json(directory / DRAFTER_CONFIG, parse, problem, remedy))
+        del settings["role"]
+        return cls(load_encoder_decoder(directory, dtype), **settings)
 
 
-def is_drafter(directory: str | os.PathLike[str]) -> bool:
+def is_drafter(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a non-autoregressive drafter."""
-    return (Path(directory) / DRAFTER_CONFIG).exists()
+    return (Path(path) / DRAFTER_CONFIG).exists()
 
 
 def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:

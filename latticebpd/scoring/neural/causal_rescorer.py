@@ -89,10 +89,12 @@ class CausalRescorer:
         cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
     ) -> Self:
         """Read what ``save_pretrained`` wrote, or any causal LM's directory; kwargs: for ``transformers``."""
+        file = Path(directory) / "tokenizer.json"
         if RescorerSettings.stored(directory):
             settings = RescorerSettings.load(directory)
         else:
-            settings = RescorerSettings(tokenizer_fingerprint=_fingerprint_in(Path(directory)))
+            fingerprint = vocabulary_fingerprint(load_tokenizer(file).get_vocab()) if file.is_file() else None
+            settings = RescorerSettings(tokenizer_fingerprint=fingerprint)
         rescorer = cls(load_base(directory, dtype, **kwargs))
         rescorer.settings = settings
         return rescorer
@@ -134,11 +136,3 @@ def first_kept(length: int, room: int) -> int:
     """
     leap = max(1, room // 2)
     return -(-max(0, length - room) // leap) * leap
-
-
-def _fingerprint_in(directory: Path) -> str | None:
-    """The fingerprint of the directory's tokenizer, if it has one."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        return None
-    return vocabulary_fingerprint(load_tokenizer(path).get_vocab())

@@ -395,7 +395,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "maps without": (lambda c, t: t.update(maps(REDUCED)), "got d2t too"),
     "no maps": (
         lambda c, t: c["dflash_config"].update(draft_vocab_size=5),
-        "expected d2t or t2d with a draft_vocab_size of 5, found neither",
+        "expected d2t or t2d with a draft_vocab_size of 5, got neither",
     ),
     "a map of others": (
         lambda c, t: (c["dflash_config"].update(draft_vocab_size=4), t.update(maps(REDUCED))),

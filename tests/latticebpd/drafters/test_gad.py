@@ -417,7 +417,7 @@ def test_drafters_of_earlier_versions_read_their_text_causally(directories: tupl
 def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path]) -> None:
     verifier, drafter = directories
     with pytest.raises(
-        ValueError, match=r"expected an autoregressive model as verifier, found a non-autoregressive drafter"
+        ValueError, match=r"expected an autoregressive model as verifier, got a non-autoregressive drafter"
     ):
         load_verifier(drafter)
     with pytest.raises(ValueError, match=r"expected a drafter .* found an autoregressive model, which can only verify"):
@@ -429,11 +429,11 @@ def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"role": "verifier"}, "expected a non-autoregressive drafter of format 1, got 'verifier'"),
-        ({"format_version": 9}, "of format 9"),
-        ({"mask_token_id": 2.5}, "expected drafter.json with whole numbers"),
-        ({"anchored": "yes"}, "a fingerprint and truth values"),
-        ({"bidirectional": 1}, "a fingerprint and truth values"),
+        ({"role": "verifier"}, "expected a non-autoregressive drafter, got 'verifier'"),
+        ({"format_version": 9}, "expected format 1, got 9"),
+        ({"mask_token_id": 2.5}, "expected mask_token_id as an integer of 64 bits, got 2.5"),
+        ({"anchored": "yes"}, "expected anchored as true or false, got 'yes'"),
+        ({"bidirectional": 1}, "expected bidirectional as true or false, got 1"),
         ({"mask_token_id": VOCABULARY}, "expected a mask token id below 23"),
         ({"mask_token_id": END}, "that does not end texts"),
         ({"block_size": 0}, "expected block_size >= 1"),
@@ -447,7 +447,7 @@ def test_a_damaged_description_is_refused(
     with pytest.raises(ValueError, match=message):
         NonAutoregressiveModel.from_pretrained(directories[1])
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"drafter\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"drafter\.json: expected a drafter's settings, got"):
         NonAutoregressiveModel.from_pretrained(directories[1])
 
 

@@ -105,7 +105,7 @@ def test_parts_add_up_to_the_whole(
     whole, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
     parts, compared_parts, own_shards = [], [], []
     for index in range(count):
-        own = list(blocks(files, Shard(index, count)))
+        own = list(Shard(index, count).select(blocks(files)))
         if own:
             parts.append(OracleTally.from_json(json.loads(json.dumps(tally(own, [1, 3]).to_json()))))
             part = compare(blocks(files), ["3-best", "2-tree"], shard=Shard(index, count))

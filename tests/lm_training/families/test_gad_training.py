@@ -361,7 +361,7 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(
     assert model.tokenizer_fingerprint == vocabulary_fingerprint(bpe.get_vocab())
     status, _, err = run(*new, "--model", drafter)
     assert status == 2
-    assert "expected an autoregressive model as verifier, found a non-autoregressive drafter" in err
+    assert "expected an autoregressive model as verifier, got a non-autoregressive drafter" in err
 
 
 def test_a_run_goes_on_with_the_layout_that_it_began_with(
