@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 
 def expect(fits: object, expected: str, got: object = "none", remedy: str = "", *, of: object = "") -> None:
@@ -10,6 +12,17 @@ def expect(fits: object, expected: str, got: object = "none", remedy: str = "", 
     if not fits:
         begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
         raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
+
+
+def extra_module(name: str, extra: str, purpose: str) -> Any:
+    """A module of an optional extra; the ValueError where it is not installed has the command that does so."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0].replace("_", "-")
+        raise ValueError(
+            f"expected the package {package} for {purpose}, found none; pip install 'latticebpd[{extra}]'"
+        ) from error
 
 
 def expect_equal(drafter: str, model: str, pairs: Mapping[str, tuple[object, object]]) -> None:

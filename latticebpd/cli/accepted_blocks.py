@@ -29,9 +29,8 @@ def streamer_for(tokenizer: Any, show_blocks: bool, before: str = "") -> Any:
 class TextWriter:
     """A streamer: new tokens' text on standard output as it grows; a terminal gets no control characters.
 
-    Args:
-        decode: tokens from the first block on -> text. They are decoded together, because a block may end inside a
-            character, which then waits for the next one.
+    decode: tokens from the first block on -> text. They are decoded together, because a block may end inside a
+        character, which then waits for the next one.
     """
 
     takes_arrays = True
@@ -63,9 +62,8 @@ class TextWriter:
 class BlockWriter(TextWriter):
     """Every block after a bar, in alternating colours, as soon as the model has committed it.
 
-    Args:
-        console: what to write on.
-        before: text to begin with, dimmed: the prompt, where the text continues it.
+    console: what to write on.
+    before: text to begin with, dimmed: the prompt, where the text continues it.
     """
 
     def __init__(self, console: Console, decode: Callable[[list[int]], str], before: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import extra_module
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.tables import print_table
@@ -72,7 +73,7 @@ def jacobi(
     """
     texts = read_texts(file, source, target, references, limit)
     earlier = _earlier(previous, initial, len(texts.inputs))
-    bleu = _bleu() if texts.references is not None else None
+    bleu = extra_module("sacrebleu.metrics.bleu", "translation", "references").BLEU() if texts.references else None
     quiet_transformers()
     import torch
 
@@ -167,16 +168,6 @@ def _name(algorithm: Algorithm, block_size: int, initial: InitialName) -> str:
     block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
     values = "" if initial is InitialName.padding else f", {initial.value}"
     return f"{algorithm.value}{block}{values}"
-
-
-def _bleu() -> Any:
-    """sacreBLEU with its own settings; ValueError where it is not installed."""
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError as error:
-        advice = "pip install 'latticebpd[translation]'"
-        raise ValueError(f"expected sacrebleu for references, found none; {advice}") from error
-    return BLEU()
 
 
 def _record(

@@ -63,10 +63,9 @@ class Acceptance(Protocol):
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         """One token for each of ``n`` nodes.
 
-        Args:
-            logits: ``[n, vocab]``, the target model's.
-            drafted: the tokens right below each node.
-            depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
+        logits: ``[n, vocab]``, the target model's.
+        drafted: the tokens right below each node.
+        depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
         """
 
 
@@ -145,9 +144,8 @@ def _absolute_difference(token: int, other: int) -> float:
 class Distance:
     """Keep a drafted token within ``epsilon`` of the target model's own (Stern 2018, section 5.2).
 
-    Args:
-        epsilon: greatest distance, >= 0; Stern takes 2 for pixel intensities.
-        metric: distance of two token ids; by default their absolute difference, for tokens that are numbers.
+    epsilon: greatest distance, >= 0; Stern takes 2 for pixel intensities.
+    metric: distance of two token ids; by default their absolute difference, for tokens that are numbers.
     """
 
     epsilon: float
@@ -198,11 +196,10 @@ class Sampling:
     Every token is one draw from the distribution of ``generate(do_sample=True)`` given the text before it, so the texts
     are distributed exactly as the target model's.
 
-    Args:
-        temperature, top_k, top_p: as for ``generate()``; None means the generation config's or, without one,
-            ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
-        generator: source of randomness, on the model's device; torch's own by default.
-        others: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``, as for ``generate()``.
+    temperature, top_k, top_p: as for ``generate()``; None means the generation config's or, without one,
+        ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
+    generator: source of randomness, on the model's device; torch's own by default.
+    others: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``, as for ``generate()``.
     """
 
     def __init__(

@@ -23,10 +23,9 @@ class Chat:
     turns: the user's and the model's, alternating.
     cache: of the model; ``cache.shared`` tokens of the last prompt were not read again.
 
-    Args:
-        loaded: the model.
-        drafter: by default the loaded one's.
-        system_prompt: by default the loaded one's, if any, else the template's own.
+    loaded: the model.
+    drafter: by default the loaded one's.
+    system_prompt: by default the loaded one's, if any, else the template's own.
     """
 
     def __init__(self, loaded: Loaded, drafter: Drafter | None = None, system_prompt: str | None = None) -> None:

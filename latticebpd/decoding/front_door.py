@@ -162,10 +162,9 @@ class Loaded:
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.
 
-        Args:
-            alpha: weight of the language model, if any is given; a calibration has its own.
-            num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
-            by_cost: trees are cut to what pays off.
+        alpha: weight of the language model, if any is given; a calibration has its own.
+        num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
+        by_cost: trees are cut to what pays off.
         """
         return default_system(self.source, self.lm, self.own_lm, alpha, num_nodes, by_cost)
 
@@ -188,14 +187,13 @@ class Loaded:
         """A drafter by the name of its system, as ``latticebpd generate --system`` takes it; ValueError for no such
         system, or one that needs heads, a language model or a calibration that is missing.
 
-        Args:
-            system: by default :meth:`default_system`.
-            num_nodes: of the default system's trees.
-            k: arcs per slot; by default what a calibration was fitted to, else 16.
-            slots: the first so many slots only; by default what a calibration says that its trees need, else all.
-            alpha: weight of the language model; by default the stored one.
-            costs: of passes: trees are cut to the size that promises the most tokens a second; by default
-                :attr:`costs` for a calibrated default system of no given size.
+        system: by default :meth:`default_system`.
+        num_nodes: of the default system's trees.
+        k: arcs per slot; by default what a calibration was fitted to, else 16.
+        slots: the first so many slots only; by default what a calibration says that its trees need, else all.
+        alpha: weight of the language model; by default the stored one.
+        costs: of passes: trees are cut to the size that promises the most tokens a second; by default
+            :attr:`costs` for a calibrated default system of no given size.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
         measure: CostCurve | Callable[[], CostCurve] | None = costs

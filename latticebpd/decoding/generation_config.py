@@ -82,9 +82,8 @@ class GenerationSettings:
     """A model's generation config with a caller's arguments, combined as by ``generate()``; ValueError for a field that
     cannot be honoured, or a value out of its range.
 
-    Args:
-        model: a causal LM or encoder–decoder; None means an empty config.
-        arguments: fields that replace the config's own; None leaves the config's.
+    model: a causal LM or encoder–decoder; None means an empty config.
+    arguments: fields that replace the config's own; None leaves the config's.
     """
 
     def __init__(self, model: Model | None = None, **arguments: Any) -> None:
@@ -163,9 +162,8 @@ class GenerationSettings:
     ) -> LogitsProcessorList:
         """One row's logits processors: the given ones, and those of the config whose kind is not among them.
 
-        Args:
-            width, max_length: columns of the prompts, and of the row's text at most, padding included.
-            prompt: the row's prompt or source without padding.
+        width, max_length: columns of the prompts, and of the row's text at most, padding included.
+        prompt: the row's prompt or source without padding.
         """
         config = copy.copy(self.config)
         config.max_length = max_length
@@ -176,8 +174,7 @@ class GenerationSettings:
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """The warpers that ``generate(do_sample=True)`` puts after all other processors; they read scores alone.
 
-        Args:
-            arguments: fields that replace the config's own; None leaves the config's.
+        arguments: fields that replace the config's own; None leaves the config's.
         """
         own = {name: getattr(self.config, name, None) for name in WARPERS}
         return self._build_processors(GenerationConfig(do_sample=True, **own | _without_none(arguments)), 0, [], [])

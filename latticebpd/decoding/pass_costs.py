@@ -44,9 +44,8 @@ def profile(
     programs only lengthen them, and costs are compared with each other. Exact acceptance walks down the trees,
     which are random: on a CPU it computes the output of the accepted nodes only.
 
-    Args:
-        drafter: drafts for these texts, from random hidden states; None for costs without drafting.
-        on_pass: called after each pass, for progress.
+    drafter: drafts for these texts, from random hidden states; None for costs without drafting.
+    on_pass: called after each pass, for progress.
     """
     stock, mode, synchronize = _computing(model)
     if stock.is_encoder_decoder:

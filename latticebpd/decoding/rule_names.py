@@ -23,10 +23,9 @@ _FORMS: dict[str, Callable[..., Acceptance]] = {
 def parse_rule(text: str, **sampling: Any) -> Acceptance:
     """The rule of a name; ValueError for another name, a number out of range, or arguments of another rule.
 
-    Args:
-        text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, optionally with the
-            rule after the block, as in ``min-block:3,top-k:2``; by default ``exact``.
-        sampling: arguments of ``Sampling``, for ``sample``; None leaves one out.
+    text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, optionally with the
+        rule after the block, as in ``min-block:3,top-k:2``; by default ``exact``.
+    sampling: arguments of ``Sampling``, for ``sample``; None leaves one out.
     """
     given = {name: value for name, value in sampling.items() if value is not None}
     if (block := re.fullmatch(r"min-block:(\d+)(?:,(.+))?", text)) is not None:

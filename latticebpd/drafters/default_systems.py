@@ -18,11 +18,10 @@ def default_system(
     """A calibrated tree where the language model has a calibration, else the family's own default; copies without a
     drafter.
 
-    Args:
-        lm, alpha: the language model and its weight, if any; a calibration has its own.
-        own_lm: the caller named the language model; else it lies next to the target and may be calibrated for heads.
-        num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
-        by_cost: trees are cut to what pays off, so they may be large.
+    lm, alpha: the language model and its weight, if any; a calibration has its own.
+    own_lm: the caller named the language model; else it lies next to the target and may be calibrated for heads.
+    num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
+    by_cost: trees are cut to what pays off, so they may be large.
     """
     if source is None:
         return f"{num_nodes or 16}-copies"

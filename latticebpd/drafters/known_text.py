@@ -11,9 +11,8 @@ from latticebpd.lattices.drafts import DraftTree
 class GoldDrafter(Drafter):
     """A known text, ``block_size`` tokens at a time: every draft is right if the base model writes that text.
 
-    Args:
-        continuations: the base model's own output after the prompt: one for every row of the batch, or, for a single
-            prompt, just its tokens; a row whose text has run out drafts nothing.
+    continuations: the base model's own output after the prompt: one for every row of the batch, or, for a single
+        prompt, just its tokens; a row whose text has run out drafts nothing.
     """
 
     needs_hidden = False

@@ -55,11 +55,10 @@ class VanillaDrafter(LatticeDrafter):
 class PathsDrafter(LatticeDrafter):
     """The ``p`` best rescored paths of the heads' lattice (Kim 2024, section 7.2).
 
-    Args:
-        model, k, slots: as for ``HeadLattices``.
-        lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
-        p: number of drafts.
-        alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
+    model, k, slots: as for ``HeadLattices``.
+    lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
+    p: number of drafts.
+    alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
     """
 
     def __init__(
@@ -92,9 +91,8 @@ class TreeDrafter(LatticeDrafter):
 class HindsightDrafter(LatticeDrafter):
     """The best path of a source's lattice in hindsight (Kim 2024, section 6.3).
 
-    Args:
-        continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
-            or, for a single prompt, just its tokens.
+    continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
+        or, for a single prompt, just its tokens.
     """
 
     def __init__(self, source: LatticeSource, continuations: Sequence[int] | Sequence[Sequence[int]]) -> None:

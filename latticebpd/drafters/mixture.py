@@ -21,11 +21,10 @@ class MixtureDrafter:
     prefix is the first drafter's plus that remainder times the second's.  Where the first claims ``sure`` or more, the
     second is not asked, which saves its cost.
 
-    Args:
-        first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
-        second: its trees tell probabilities, such as a ``TreeDrafter``.
-        num_nodes: nodes of the mixed tree.
-        sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
+    first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
+    second: its trees tell probabilities, such as a ``TreeDrafter``.
+    num_nodes: nodes of the mixed tree.
+    sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
     """
 
     def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.6) -> None:

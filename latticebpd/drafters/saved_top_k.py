@@ -23,8 +23,7 @@ class SavedTopK:
     ``c``.  Where contexts repeat, the first one after the lattice used last is taken.  A set without contexts is one
     text's, in order: lattice ``i`` follows ``i + 1`` new tokens.
 
-    Args:
-        saved: the outputs, or a file of them (:func:`load_top_k`); ``continuation`` is not looked at.
+    saved: the outputs, or a file of them (:func:`load_top_k`); ``continuation`` is not looked at.
     """
 
     needs_hidden = False

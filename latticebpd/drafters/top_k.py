@@ -15,8 +15,7 @@ def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = 
 
     Ties at the k-th rank go to the lower token id, as in ``from_logits``.
 
-    Args:
-        shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
+    shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
     """
     plain = is_plain(logits) and k >= 1
     top = kernel_top_k(logits.detach().numpy(), k) if plain else _exact_top_k(logits, k)

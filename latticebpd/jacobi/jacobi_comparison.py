@@ -234,11 +234,10 @@ def compare(
 ) -> dict[str, SystemRun]:
     """Decode all inputs with all systems.
 
-    Args:
-        systems: by name; if ``greedy`` is the first, the others get its texts' lengths.
-        pad: the token that fills a batch; it is masked.
-        pad_left: side of the padding: left for a causal LM, right for an encoder, whose positions count from the left.
-        warm_ups: first batches that are decoded once more before, unmeasured.
+    systems: by name; if ``greedy`` is the first, the others get its texts' lengths.
+    pad: the token that fills a batch; it is masked.
+    pad_left: side of the padding: left for a causal LM, right for an encoder, whose positions count from the left.
+    warm_ups: first batches that are decoded once more before, unmeasured.
     """
     if not inputs:
         raise ValueError("expected at least one text, got none")

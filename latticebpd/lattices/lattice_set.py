@@ -13,6 +13,7 @@ import numpy as np
 from fst.files import replacing
 from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
+from latticebpd.checks import expect
 from latticebpd.lattices.npz import opened, read_arrays
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.values import ArrayValues
@@ -60,12 +61,10 @@ class LatticeSet(ArrayValues):
             raise ValueError(
                 f"expected tokens and log_probs [n, slots, k], continuation [n, slots], context [n, c], got {got}"
             )
-        if self.log_probs.dtype.kind != "f":
-            raise ValueError(f"log_probs: expected float values, got {self.log_probs.dtype}")
+        expect(self.log_probs.dtype.kind == "f", "float values", self.log_probs.dtype, of="log_probs")
         for name in ("tokens", "continuation", "context"):
             array = getattr(self, name)
-            if array.dtype.kind not in "iu":
-                raise ValueError(f"{name}: expected integer values, got {array.dtype}")
+            expect(array.dtype.kind in "iu", "integer values", array.dtype, of=name)
             if array.size and (array.min() < PADDING or array.max() > np.iinfo(np.int32).max - 1):
                 got = f"{array.min()} to {array.max()}"
                 raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding) that fit 32 bits, got {got}")
@@ -89,18 +88,17 @@ class LatticeSet(ArrayValues):
         if self.vocab_size is not None and self.tokens.max(initial=-1) >= self.vocab_size:
             raise ValueError(f"tokens: expected ids below vocab_size {self.vocab_size}, got {self.tokens.max()}")
         if (sequence := self.sequence) is not None:
-            if sequence.shape != (n,) or sequence.dtype.kind not in "iu":
-                got = f"{sequence.dtype} {sequence.shape}"
-                raise ValueError(f"sequence: expected integers [n], one for each of {n} lattices, got {got}")
+            fits, got = sequence.shape == (n,) and sequence.dtype.kind in "iu", f"{sequence.dtype} {sequence.shape}"
+            expect(fits, f"integers [n], one for each of {n} lattices", got, of="sequence")
             if n and not -1 << 62 <= sequence.min() <= sequence.max() <= 1 << 62:
                 raise ValueError(f"sequence: expected numbers of texts, got {sequence.min()} to {sequence.max()}")
             self._assign(sequence=_signed(sequence))
         if (entropy := self.entropy) is not None:
-            if entropy.shape != (n, slots + 1) or entropy.dtype.kind != "f":
-                got = f"{entropy.dtype} {entropy.shape}"
-                raise ValueError(f"entropy: expected floats [n, slots + 1] {(n, slots + 1)}, one a head, got {got}")
-            if not (np.isfinite(entropy).all() and entropy.min(initial=0) >= 0):
-                raise ValueError("entropy: expected finite values >= 0 (nats), got others")
+            shape, got = (n, slots + 1), f"{entropy.dtype} {entropy.shape}"
+            fits = entropy.shape == shape and entropy.dtype.kind == "f"
+            expect(fits, f"floats [n, slots + 1] {shape}, one a head", got, of="entropy")
+            fits = bool(np.isfinite(entropy).all()) and entropy.min(initial=0) >= 0
+            expect(fits, "finite values >= 0 (nats)", "others", of="entropy")
         if self.transitions is not None:
             arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
             self._assign(transitions=checked_transitions(self.transitions, arcs))

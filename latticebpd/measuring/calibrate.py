@@ -100,10 +100,9 @@ def calibrate(
 
     The nats per token are cross-validated: weights fitted to either half of the examples are measured on the other.
 
-    Args:
-        paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
-        examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
-        features: those with a weight; the others' is 0.
+    paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
+    examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
+    features: those with a weight; the others' is 0.
     """
     unit, drawn = draw_examples(paths, examples, seed)
     expect(len(drawn) >= 2, f"at least two {unit}s to calibrate on", len(drawn))

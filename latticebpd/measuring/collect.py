@@ -82,10 +82,9 @@ def collect(
     """The lattices of every text, and the texts: those with at least one lattice, numbered from 0; ValueError for a
     source that is longer than an encoder–decoder can read.
 
-    Args:
-        drafts: a drafter next to its target; a blockwise model stands for its heads.
-        data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
-            them is taken from here.
+    drafts: a drafter next to its target; a blockwise model stands for its heads.
+    data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
+        them is taken from here.
     """
     drafts = as_source(drafts, options.k)
     slots, writer = drafts.num_slots, drafts.target
@@ -190,12 +189,11 @@ def text_lattices(
 ) -> LatticeSet:
     """The lattices at some positions of a text, with the entropies of the outputs where they are known.
 
-    Args:
-        text: prompt and what follows it; an encoder–decoder's start token and what follows that.
-        positions: of the hidden states that predict the tokens before the lattices, in a row.
-        context_length: tokens kept before each lattice, the next token included.
-        number: of the text.
-        source: what an encoder–decoder's encoder reads.
+    text: prompt and what follows it; an encoder–decoder's start token and what follows that.
+    positions: of the hidden states that predict the tokens before the lattices, in a row.
+    context_length: tokens kept before each lattice, the next token included.
+    number: of the text.
+    source: what an encoder–decoder's encoder reads.
     """
     slots, k, n = drafts.num_slots, drafts.k, len(positions)
     tokens = np.full((n, slots, k), PADDING, np.int32)

@@ -86,12 +86,11 @@ def decode(
 ) -> Decoded:
     """Write the texts again with every drafter.
 
-    Args:
-        texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields
-            them; the model's own greedy texts.
-        given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
-        rules: acceptance rules by name; every drafter decodes under each.
-        eos_ids: tokens that end a text; None for the model's own.
+    texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields
+        them; the model's own greedy texts.
+    given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
+    rules: acceptance rules by name; every drafter decodes under each.
+    eos_ids: tokens that end a text; None for the model's own.
     """
     ways = [
         (name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import torch
 
+from latticebpd.checks import extra_module
 from latticebpd.target.stock_model import BaseModel, Model
 
 References: TypeAlias = Sequence[Sequence[str]]
@@ -37,25 +38,17 @@ def f1(texts: Sequence[str], references: References) -> float:
 
 def rouge_l(texts: Sequence[str], references: References) -> float:
     """Mean F-measure of ROUGE-L, stemmed, %; ValueError without the package ``rouge-score``."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        remedy = "install latticebpd[summarisation]"
-        raise ValueError(f"expected the package rouge-score for ROUGE-L, found none; {remedy}") from None
-    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    rouge_scorer = extra_module("rouge_score.rouge_scorer", "summarisation", "ROUGE-L")
+    scorer = rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
     return _mean(texts, references, lambda text, reference: float(scorer.score(reference, text)["rougeL"].fmeasure))
 
 
 def bleu(texts: Sequence[str], references: References) -> float:
     """Corpus BLEU at ``sacrebleu``'s defaults; ValueError without it, or for different numbers of references."""
-    try:
-        from sacrebleu import corpus_bleu
-    except ImportError:
-        remedy = "install latticebpd[translation]"
-        raise ValueError(f"expected the package sacrebleu for BLEU, found none; {remedy}") from None
+    sacrebleu = extra_module("sacrebleu", "translation", "BLEU")
     if len({len(each) for each in references}) != 1:
         raise ValueError("expected as many references for every text, for BLEU, got different numbers")
-    return float(corpus_bleu(list(texts), [list(column) for column in zip(*references, strict=True)]).score)
+    return float(sacrebleu.corpus_bleu(list(texts), [list(column) for column in zip(*references, strict=True)]).score)
 
 
 MEASURES: dict[str, Callable[[Sequence[str], References], float]] = {

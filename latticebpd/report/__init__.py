@@ -30,10 +30,9 @@ def make_report(
 ) -> Report:
     """Arrange measurements as a report.
 
-    Args:
-        word: token id -> its text, for the drawing.
-        shape: the base model's, for its hardware cost.
-        decoded: decodes by the model itself; quality: theirs, see ``latticebpd.measuring.model_decodes.qualities``.
+    word: token id -> its text, for the drawing.
+    shape: the base model's, for its hardware cost.
+    decoded: decodes by the model itself; quality: theirs, see ``latticebpd.measuring.model_decodes.qualities``.
     """
     first, model = measurements.sets[0], measurements.model
     best = first.best_system(measurements.options.budget)

@@ -182,9 +182,8 @@ def measure(
     """Measure one or more data sets; ValueError for none, one without lattices, or several shapes, origins or
     vocabularies in one.
 
-    Args:
-        models: language models by name; most of the report is about the first. Stored tunings are used.
-        vocab_size: for entropies of lattices without them; by default the first n-gram model's.
+    models: language models by name; most of the report is about the first. Stored tunings are used.
+    vocab_size: for entropies of lattices without them; by default the first n-gram model's.
     """
     options = options or Options()
     expect(datasets, "at least one data set of lattices")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from latticebpd.checks import extra_module
 from latticebpd.target.checkpoints import check_layer_count
 from latticebpd.target.gguf_file import GgufFile, is_gguf
 from latticebpd.target.gguf_tokenizer import DIGITS_ALONE
@@ -70,12 +71,8 @@ def load_gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as error:
-        need = "GGUF files need two more packages: pip install 'latticebpd[gguf]'"
-        raise ValueError(f"{os.fspath(path)}: {need}") from error
+    for package in ("accelerate", "gguf"):
+        extra_module(package, "gguf", f"the GGUF file {os.fspath(path)}")
     if not is_gguf(path):
         raise ValueError(f"{os.fspath(path)}: expected a GGUF file, found none")
     return Path(path).resolve()

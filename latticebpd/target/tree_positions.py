@@ -34,10 +34,9 @@ class Placement(Protocol):
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         """Arguments that give column ``j`` of a row its position and attention to exactly the visible keys.
 
-        Args:
-            tokens: ``[rows, columns]`` ids; they follow ``cached`` keys of the cache.
-            positions: ``[rows, columns]`` in the text.
-            visible: ``[rows, columns, cached + columns]`` bool. A row's cache holds its text from index 0 on.
+        tokens: ``[rows, columns]`` ids; they follow ``cached`` keys of the cache.
+        positions: ``[rows, columns]`` in the text.
+        visible: ``[rows, columns, cached + columns]`` bool. A row's cache holds its text from index 0 on.
         """
 
 

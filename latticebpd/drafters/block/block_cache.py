@@ -54,8 +54,7 @@ class BlockFiller:
     def contexts(self, last: Sequence[Tensor]) -> Tensor:
         """``[rows, hidden]`` context vectors of each row's last token before its anchor, zeros where there is none.
 
-        Args:
-            last: ``[n, layers * hidden]`` of each row, of which the last is read.
+        last: ``[n, layers * hidden]`` of each row, of which the last is read.
         """
         drafter = self.drafter
         rows = [states[-1:] if len(states) else states.new_zeros(1, states.shape[1]) for states in last]
@@ -68,11 +67,10 @@ class BlockFiller:
     ) -> Iterator[Tensor]:
         """``[anchors, slots, hidden]``, a few anchors at a time: the slot states at positions of a finished text.
 
-        Args:
-            tokens: the text.
-            layers: ``[n, layers * hidden]`` the target's hidden states at its first n tokens, up to the last anchor.
-            anchors: positions in it, ascending.
-            together: blocks in one pass.
+        tokens: the text.
+        layers: ``[n, layers * hidden]`` the target's hidden states at its first n tokens, up to the last anchor.
+        anchors: positions in it, ascending.
+        together: blocks in one pass.
         """
         drafter, device = self.drafter, self.drafter.device
         cache = RowCache(is_encoder_decoder=False)

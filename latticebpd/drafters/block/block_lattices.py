@@ -69,12 +69,11 @@ def block_lattices(
     """One lattice for each row; a selector or reranker scores as many arcs per slot as it was trained to, or ``k``;
     ValueError for more arcs than the drafter knows tokens.
 
-    Args:
-        output: from states to logits (``BlockDrafter.output``).
-        hidden: ``[rows, slots, hidden]`` slot states.
-        anchors: each row's last token.
-        contexts, embedding: as for `learned_transitions.step_scores`, for drafters with a reranker, whose lattices
-            have all slots.
+    output: from states to logits (``BlockDrafter.output``).
+    hidden: ``[rows, slots, hidden]`` slot states.
+    anchors: each row's last token.
+    contexts, embedding: as for `learned_transitions.step_scores`, for drafters with a reranker, whose lattices
+        have all slots.
     """
     known = drafter.config.draft_vocab_size or drafter.config.vocab_size
     expect(1 <= k <= known, f"1 to {known} arcs per slot (the tokens that the drafter knows)", k)

@@ -276,9 +276,8 @@ class BlockDrafter(nn.Module):
     def read(self, states: Tensor, positions: Tensor, cache: Cache) -> None:
         """Append the context's keys and values to a cache.
 
-        Args:
-            states: ``[rows, n, layers * hidden]`` hidden states after the ``target_layer_ids``, concatenated.
-            positions: ``[rows, n]``.
+        states: ``[rows, n, layers * hidden]`` hidden states after the ``target_layer_ids``, concatenated.
+        positions: ``[rows, n]``.
         """
         context = self.context(states)
         cos, sin = (part[:, None] for part in self.rotary_emb(context, positions))
@@ -292,10 +291,9 @@ class BlockDrafter(nn.Module):
     def fill(self, block: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
         """``[rows, columns, hidden]`` normalised states of blocks, which are appended to the context in a cache.
 
-        Args:
-            block: ``[rows, columns, hidden]`` embeddings.
-            positions: ``[rows, columns]``.
-            visible: ``[rows, columns, context + columns]`` bool: which keys a column sees.
+        block: ``[rows, columns, hidden]`` embeddings.
+        positions: ``[rows, columns]``.
+        visible: ``[rows, columns, context + columns]`` bool: which keys a column sees.
         """
         rotary, windowed = self.rotary_emb(block, positions), visible
         if self.config.sliding_layers:

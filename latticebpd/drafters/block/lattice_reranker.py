@@ -115,11 +115,10 @@ class LatticeReranker(nn.Module):
     def forward(self, embeddings: Tensor, log_probs: Tensor, hidden: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
         """``[n, k]`` scores of the first slot's candidates, ``[n, slots - 1, k, k]`` of steps, float32.
 
-        Args:
-            embeddings: ``[n, slots, k, hidden]`` of the candidates, by the target; best first in every slot.
-            log_probs: ``[n, slots, k]`` of them, over all tokens.
-            hidden: ``[n, slots, hidden]`` slot states.
-            contexts: ``[n, hidden]`` the context vector before the anchor; zeros: there is none.
+        embeddings: ``[n, slots, k, hidden]`` of the candidates, by the target; best first in every slot.
+        log_probs: ``[n, slots, k]`` of them, over all tokens.
+        hidden: ``[n, slots, hidden]`` slot states.
+        contexts: ``[n, hidden]`` the context vector before the anchor; zeros: there is none.
         """
         _, slots, k = log_probs.shape
         wanted = f"{self.slots} slots of at most {self.config.candidate_topk} candidates (lilicorr_candidate_topk)"

@@ -50,11 +50,10 @@ def step_scores(
 ) -> tuple[Tensor, Tensor]:
     """``start [rows, k]`` and ``pairs [rows, slots - 1, k, k]`` by the drafter's selector or reranker, float32.
 
-    Args:
-        hidden: ``[rows, slots, hidden]`` slot states.
-        anchors: ``[rows]`` the tokens before the first slot.
-        contexts: ``[rows, hidden]`` the context vectors before them, zeros where there is none; a reranker reads them.
-        embedding: ``[vocab, hidden]`` the target's, which a reranker reads.
+    hidden: ``[rows, slots, hidden]`` slot states.
+    anchors: ``[rows]`` the tokens before the first slot.
+    contexts: ``[rows, hidden]`` the context vectors before them, zeros where there is none; a reranker reads them.
+    embedding: ``[vocab, hidden]`` the target's, which a reranker reads.
     """
     if drafter.lilicorr is not None:
         embedded = embedding[candidates.tokens].to(hidden.dtype)

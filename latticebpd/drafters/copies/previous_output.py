@@ -33,13 +33,12 @@ class PreviousOutputDrafter(Drafter):
     ``max_positions`` of them as branches of one tree.  Without a match the new tokens are taken to have replaced as
     many old ones.
 
-    Args:
-        texts: earlier outputs, prompts left out, one for every row of the batch; of a single row, just its tokens.
-        block_size: tokens drafted per call.
-        num_nodes: nodes of the tree, where several positions compete.
-        max_ngram: longest match looked for after a mismatch.
-        max_positions: positions tried at once.
-        keep: as for ``PromptNgramDrafter``.
+    texts: earlier outputs, prompts left out, one for every row of the batch; of a single row, just its tokens.
+    block_size: tokens drafted per call.
+    num_nodes: nodes of the tree, where several positions compete.
+    max_ngram: longest match looked for after a mismatch.
+    max_positions: positions tried at once.
+    keep: as for ``PromptNgramDrafter``.
     """
 
     needs_hidden = False

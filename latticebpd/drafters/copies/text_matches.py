@@ -15,9 +15,8 @@ class SuffixIndex:
     Every n-gram of up to ``max_length`` tokens is filed under where it ends, so adding a token costs ``max_length``
     entries and a look-up at most ``max_length`` probes, however long the text is.
 
-    Args:
-        max_length: longest match looked for, >= 1.
-        max_positions: positions remembered per n-gram, the latest ones; None for all.
+    max_length: longest match looked for, >= 1.
+    max_positions: positions remembered per n-gram, the latest ones; None for all.
     """
 
     def __init__(self, max_length: int, max_positions: int | None = None) -> None:
@@ -84,12 +83,11 @@ def weighted_tree(
     the chance that one more copied token is right where all before it were.  As ``keep < 1``, a node comes before its
     children, so the likeliest nodes form a tree; ties go to the path named first.
 
-    Args:
-        paths: guessed continuations.
-        weights: one for each, > 0.
-        keep: between 0 and 1.
-        num_nodes: at most so many nodes.
-        other: weight of everything that no path guesses.
+    paths: guessed continuations.
+    weights: one for each, > 0.
+    keep: between 0 and 1.
+    num_nodes: at most so many nodes.
+    other: weight of everything that no path guesses.
     """
     if not paths:
         return DraftTree.empty()

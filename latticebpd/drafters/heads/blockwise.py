@@ -45,10 +45,9 @@ DAMAGED_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 class BlockwiseLM(nn.Module):
     """A base model and its block heads.
 
-    Args:
-        base: any causal LM or encoder-decoder of ``transformers``.
-        heads: heads whose ``hidden_size`` is the base model's.
-        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), stored and compared on load.
+    base: any causal LM or encoder-decoder of ``transformers``.
+    heads: heads whose ``hidden_size`` is the base model's.
+    tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), stored and compared on load.
     """
 
     def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
@@ -125,10 +124,9 @@ class BlockwiseLM(nn.Module):
     ) -> None:
         """Write the model; files appear whole.
 
-        Args:
-            dtype: type of the stored weights, such as ``torch.float16``; by default base model and heads keep their
-                own.
-            weights: whole weights and buffers by name, where the model's own are dealt out over processes.
+        dtype: type of the stored weights, such as ``torch.float16``; by default base model and heads keep their
+            own.
+        weights: whole weights and buffers by name, where the model's own are dealt out over processes.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -210,13 +208,12 @@ def new_heads(
 ) -> Heads:
     """Untrained heads that fit ``base`` and begin as copies of its own output.
 
-    Args:
-        kind: a name in ``HEAD_KINDS``.
-        num_heads: predictions per position, the base model's own included.
-        intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden
-            size.
-        num_layers: residual blocks per head (medusa).
-        shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.
+    kind: a name in ``HEAD_KINDS``.
+    num_heads: predictions per position, the base model's own included.
+    intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden
+        size.
+    num_layers: residual blocks per head (medusa).
+    shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.
     """
     stock = BaseModel.of(base)
     hidden_size = stock.hidden_size

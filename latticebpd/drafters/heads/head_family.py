@@ -52,11 +52,10 @@ class HasHeads(Protocol):
 class HeadLattices(HeadSource):
     """The outputs of prediction heads (Stern 2018): they read one hidden state per row, all rows at once.
 
-    Args:
-        model: the heads; those of a ``BlockwiseLM`` are heads 2..h.
-        k: arcs per slot.
-        slots: ask the first so many heads only; None asks all.  A head costs a projection to the vocabulary, and
-            a small tree seldom reaches the last ones.
+    model: the heads; those of a ``BlockwiseLM`` are heads 2..h.
+    k: arcs per slot.
+    slots: ask the first so many heads only; None asks all.  A head costs a projection to the vocabulary, and
+        a small tree seldom reaches the last ones.
     """
 
     def __init__(self, model: HasHeads, k: int = 16, slots: int | None = None) -> None:

@@ -28,9 +28,8 @@ from latticebpd.target.stock_model import Projection
 class Heads(nn.Module):
     """Heads 2..``num_heads``; index ``i`` is head ``i + 2``.
 
-    Args:
-        hidden_size: width of the base model's hidden state.
-        num_heads: number of predictions, the base model's own included.
+    hidden_size: width of the base model's hidden state.
+    num_heads: number of predictions, the base model's own included.
     """
 
     kind: ClassVar[str]
@@ -77,8 +76,7 @@ class Heads(nn.Module):
 class BlockHeads(Heads):
     """A feed-forward network with one hidden layer per head.
 
-    Args:
-        intermediate_size: width of each head's hidden layer.
+    intermediate_size: width of each head's hidden layer.
     """
 
     kind = "feed-forward"
@@ -151,9 +149,8 @@ class SternHeads(Heads):
 class MedusaHeads(Heads):
     """Residual blocks and a vocabulary projection per head.
 
-    Args:
-        vocab_size: tokens of the base model, or of the shortlist.
-        num_layers: residual blocks per head.
+    vocab_size: tokens of the base model, or of the shortlist.
+    num_layers: residual blocks per head.
     """
 
     kind = "medusa"

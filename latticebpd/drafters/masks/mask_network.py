@@ -76,15 +76,14 @@ def masked_columns(
     A mask's position is the one before its token's: that from which a verifier would predict the token, so that the
     verifier's weights are a good initialisation.
 
-    Args:
-        texts: of the decoder, each with its start token.
-        read: how many tokens of each are in the cache, fewer than all.
-        slots: >= 1; each a mask or, if ``anchored``, each but the first.
-        prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which
-            see neither the text after it nor other masks.
-        anchored: whether the last column of a prefix, which must not have been read, predicts the first slot.
-        bidirectional: whether the text's columns see all of it and its masks; then nothing has been read, and there are
-            no ``prefixes``.
+    texts: of the decoder, each with its start token.
+    read: how many tokens of each are in the cache, fewer than all.
+    slots: >= 1; each a mask or, if ``anchored``, each but the first.
+    prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which
+        see neither the text after it nor other masks.
+    anchored: whether the last column of a prefix, which must not have been read, predicts the first slot.
+    bidirectional: whether the text's columns see all of it and its masks; then nothing has been read, and there are
+        no ``prefixes``.
     """
     assert not bidirectional or (prefixes is None and not any(read))
     if prefixes is None:
@@ -216,9 +215,8 @@ class NonAutoregressiveModel(nn.Module):
     ) -> NonAutoregressiveModel:
         """An untrained drafter of the verifier's shape and with its weights; the mask's embedding is the mean of all.
 
-        Args:
-            decoder_layers: the first ones are the verifier's, further ones are random; None, as many as the verifier.
-            dropout: in training; None, the verifier's.
+        decoder_layers: the first ones are the verifier's, further ones are random; None, as many as the verifier.
+        dropout: in training; None, the verifier's.
         """
         config: Any = copy.deepcopy(verifier.config)
         if decoder_layers is not None:
