@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,9 +22,8 @@ def streamer_for(tokenizer: Any, show_blocks: bool, before: str = "") -> Any:
 
     show_blocks: with the blocks marked.  before: text that then comes first.
     """
-    if show_blocks:
-        return BlockWriter(out, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True), before)
-    return TextWriter(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return BlockWriter(out, decode, before) if show_blocks else TextWriter(decode)
 
 
 class TextWriter:

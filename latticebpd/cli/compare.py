@@ -13,7 +13,7 @@ from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, deco
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.cli.oracle import BY, EXCLUDE, excluded, write_tally
-from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_csv, print_decoded, print_table
+from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_decoded, print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def compare(
     ),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     model: Path | None = typer.Option(
         None, help="The lattices' own model: decode texts with every system; needs directories of lattices."
     ),
@@ -86,7 +85,6 @@ def compare(
     from latticebpd.scoring.rescoring import check_vocabulary
     from latticebpd.scoring.weights import POSITION
 
-    expect(not (json and csv), "one of --json and --csv", "both")
     models, part = named_models(lm), Shard.parse(shard)
     weights = alphas_of("--alphas", alphas) if alphas else []
     if model is None and (measure or references is not None or drafter_model is not None or rule != ["exact"]):
@@ -132,18 +130,16 @@ def compare(
             references, field, prompt_context,
         )  # fmt: skip
         decoded = decoded_rows(again, quality)
-    show_comparison(comparison, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
+    show_comparison(comparison, json, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
 
 
 def show_comparison(
     comparison: Comparison,
     json: bool,
-    csv: bool,
     tally: Path | None = None,
     sweeps: Mapping[str, AlphaSweep] | None = None,
     decoded: Sequence[dict[str, Any]] = (),
 ) -> None:
-    expect(not (json and csv), "one of --json and --csv", "both")
     rows, sweeps = comparison_rows(comparison), sweeps or {}
     write_tally(comparison, tally)
     if json:
@@ -157,8 +153,6 @@ def show_comparison(
             "signature": asdict(signature), "by": signature.by, "lattices": comparison.num_lattices,
             "seed": signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded),
         })  # fmt: skip
-    elif csv:
-        print_csv(rows)
     else:
         _print_comparison(rows, comparison)
         if sweeps:

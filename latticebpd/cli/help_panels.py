@@ -15,7 +15,7 @@ FIRST = {
     "chat": "model system system_prompt max_new_tokens show_blocks",
     "lattices": "output prompts model k max_new_tokens",
     "oracle": "k heads model json plot",
-    "compare": "lm system model json csv",
+    "compare": "lm system model json",
     "report": "output lm model title",
     "spec-bench": "model system limit max_new_tokens json",
     "serve": "model host port api_key rows queue max_tokens",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,20 +67,13 @@ def _lines(path: Path, limit: int | None) -> list[str]:
 
 
 def _fields(path: Path, field: str, limit: int | None) -> list[str]:
-    texts = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if limit is not None and number > limit:
-                break
-            try:
-                text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                text = None
-            if not isinstance(text, str) or not text.strip():
-                expected = f"a JSON object with text under {field!r}"
-                raise ValueError(f"{path}:{number}: expected {expected}, got {line[:60]!r}")
-            texts.append(text)
-    return texts
+    def parse(record: Any) -> str:
+        text = record[field]
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"it is {text!r:.60}")
+        return text
+
+    return list(islice(read_json_lines(path, parse, f"an object with text under {field!r}"), limit))
 
 
 def initial_values(

@@ -21,7 +21,6 @@ def merge(
         [], min=0, help="Add up without part i of n, which is missing or holds nothing; may be repeated."
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     plot: Path | None = typer.Option(
         None, callback=writable_file, help="Plot of the oracle to write (.png, .svg or .pdf)."
     ),
@@ -51,6 +50,6 @@ def merge(
     if isinstance(total, Comparison):
         if plot is not None:
             raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
-        show_comparison(total, json, csv, tally)
+        show_comparison(total, json, tally)
     else:
-        show_oracle(total, json, csv, plot, tally)
+        show_oracle(total, json, plot, tally)

@@ -38,7 +38,6 @@ def oracle(
         None, help="Numbers of heads to try, head 1 included, such as 3,6,9; all by default."
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Plot to write (.png, .svg or .pdf)."),
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
     tally: Path | None = typer.Option(
@@ -81,7 +80,7 @@ def oracle(
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         decoded = _decode(files, loaded, widths, limit, tunings, counted.signature.given_text)
-    show_oracle(counted, json, csv, plot, tally, decoded)
+    show_oracle(counted, json, plot, tally, decoded)
 
 
 def excluded(path: Path | None) -> list[Tuning]:
@@ -122,13 +121,10 @@ def write_tally(counted: MergeableCounts, path: Path | None) -> None:
 def show_oracle(
     counted: OracleTally,
     json: bool,
-    csv: bool,
     plot: Path | None,
     tally: Path | None,
     decoded: list[dict[str, Any]] | None = None,
 ) -> None:
-    if json and csv:
-        raise ValueError("expected one of --json and --csv, got both")
     rows = _rows(counted)
     write_tally(counted, tally)
     if plot is not None:
@@ -147,8 +143,6 @@ def show_oracle(
             "vanilla_drafts_end": lost,
         }  # fmt: skip
         print_json(record if decoded is None else {**record, "decoded": decoded})
-    elif csv:
-        tables.print_csv(rows)
     else:
         _print_tables(counted, rows)
         if decoded:

@@ -1,9 +1,7 @@
-"""Tables, CSV and rows of numbers as commands print them."""
+"""Tables and rows of numbers as commands print them."""
 
 from __future__ import annotations
 
-import csv as csv_module
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,14 +42,6 @@ def number_or_none(value: float) -> float | None:
 
 def number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-def print_csv(rows: list[dict[str, Any]]) -> None:
-    """Columns whose values are lists are left out."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv_module.DictWriter(sys.stdout, names, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def decoded_rows(decoded: Decoded, quality: Mapping[str, list[float]] = MappingProxyType({})) -> list[dict[str, Any]]:

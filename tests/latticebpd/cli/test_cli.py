@@ -115,14 +115,15 @@ def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tm
         tmp_path / "b.json",
         "--tally",
         tmp_path / "sum.json",
-        "--csv",
+        "--json",
         "--plot",
         tmp_path / "o.svg",
     )
     assert status == 0
     assert (tmp_path / "sum.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert out.splitlines()[0] == "k,heads,by,block_efficiency,best_block_efficiency"
-    assert out.splitlines()[-1].startswith("16,4,decode,")
+    rows = json.loads(out)["rows"]
+    assert list(rows[0]) == ["k", "heads", "by", "block_efficiency", "best_block_efficiency", "accept_counts"]
+    assert [*rows[-1].values()][:3] == [16, 4, "decode"]
     assert (tmp_path / "o.svg").read_text().startswith("<?xml")
 
 

@@ -192,7 +192,7 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
     ("file", "arguments", "message"),
     [
         ("texts.txt", ("--target", "de"), "expected --target with a .jsonl file only"),
-        ("texts.jsonl", ("--source", "fr"), "texts.jsonl:1: expected a JSON object with text under 'fr'"),
+        ("texts.jsonl", ("--source", "fr"), "texts.jsonl, line 1: expected an object with text under 'fr'"),
         ("texts.txt", ("--references", "short.txt"), "expected 4 references, one a line as in"),
         ("gap.txt", (), "gap.txt:2: expected a text on every line"),
         ("empty.txt", (), "expected at least one text, found none"),

@@ -14,7 +14,6 @@ import pytest
 
 from latticebpd import LatticeSet
 from latticebpd.measuring import blocks
-from latticebpd.measuring.lattice_files import Shard
 
 
 def _lattice_set(n: int = 3) -> LatticeSet:
@@ -63,7 +62,7 @@ def test_lattices_of_a_set_carry_its_transitions(tmp_path: Path) -> None:
     assert LatticeSet.joined([lattices.take(np.array([0])), lattices.take(np.array([1, 2]))]) == lattices
     assert lattices != _lattice_set()
     lattices.save(tmp_path / "l.npz")
-    assert LatticeSet.joined(list(blocks([tmp_path / "l.npz"], Shard(0, 1)))) == lattices
+    assert LatticeSet.joined(list(blocks([tmp_path / "l.npz"]))) == lattices
 
 
 def test_large_lattices_are_read_in_smaller_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
