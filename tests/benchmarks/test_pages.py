@@ -198,8 +198,8 @@ def speed(answers: Mapping[str, np.ndarray], some: Any = ...) -> float:
 
 
 def answers() -> Cells:
-    """Tokens a second with intervals over questions, over the engine's greedy decoding; how many texts are those without
-    drafts; memory and seconds to the first token."""
+    """Tokens a second with intervals over questions, and over the engine's greedy decoding; how many texts are those
+    without drafts; memory and seconds to the first token."""
     own, rows = decodes("answers.csv"), Cells()
     greedy = own[OWN[0]]
     for key in [*PEERS, *OWN]:
