@@ -34,7 +34,8 @@ CONTEXT, STARTS, NEW_TOKENS, WINDOW = 200, 3, 128, 256
 READ_RANDOM = ("llama.cpp", "latticebpd")
 OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "16-calibrated")
 """How this project's answers are drafted."""
-HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
+HEAD = ("system", "tokens/s (95 %)", "per CPU second", "same texts", "first token, s", "peak MiB", "outside passes")
+"""The last: the share of processor time, where it was measured."""
 Row = dict[str, Any]
 
 
@@ -155,7 +156,10 @@ def tables(rows: list[dict[str, str]]) -> None:
             name, peak = f"{system}, {drafts}" if drafts else system, max(float(row["mib"]) for row in own)
             per_second = f"{1e3 * tokens.sum() / values['cpu_ms'].sum():.1f}"
             start = f"{float(own[0]['start']):.2f}"
-            printed.append([name, f"{speed:.1f} ({low:.1f}–{high:.1f})", per_second, same, start, f"{peak:.0f}"])
+            within = sum(float(row.get("pass_ms") or 0) for row in own)
+            outside = f"{100 * (1 - within / values['cpu_ms'].sum()):.1f} %" if within else ""
+            rest = (per_second, same, start, f"{peak:.0f}", outside)
+            printed.append([name, f"{speed:.1f} ({low:.1f}–{high:.1f})", *rest])
         table(f"threads: {threads}", head, printed)
 
 

@@ -4,7 +4,8 @@ Requests and replies are JSON objects, one a line.  ``{"tokens": [...], "begin":
 follow the first n of those read before, all logits computed, and returns the likeliest token after each and ``nats``,
 the mean negative log-likelihood of all tokens but the first; ``{"prompt": [...], "limit": n, "ends": [...]}`` times a
 greedy answer, which ends before the first of ``ends``.  A reply has ``tokens``, ``wall_ms``, ``cpu_ms`` (of this
-process with all its threads) and ``mib``, its peak memory.
+process with all its threads) and ``mib``, its peak memory; of an answer ``pass_ms``, the part of ``cpu_ms`` that this
+project's passes take, 0 for other libraries.
 
 A library is a class of four methods.  ``__init__(model, threads, size, lookup)``: a file or folder, the most tokens of
 a text, and how answers are drafted: "" for not at all, else by the library's own prompt lookup, set up as its
@@ -176,9 +177,30 @@ class CpuEngine:
     def drafter(self) -> Any:
         return self.loaded.drafter({"": "greedy", "default": None}.get(self.drafts, self.drafts))
 
+    @cached_property
+    def passes(self) -> list[float]:
+        """Milliseconds of processor time of all passes, and of computing their best tokens."""
+        from latticebpd.cpu._engine import Transformer
+
+        spent = list[float]()
+
+        def timed(method: Any) -> Any:
+            def call(*arguments: Any) -> Any:
+                begin = time.process_time()
+                try:
+                    return method(*arguments)
+                finally:
+                    spent.append(1e3 * (time.process_time() - begin))
+
+            return call
+
+        Transformer.read, Transformer.best = timed(Transformer.read), timed(Transformer.best)
+        return spent
+
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
-        found = self.loaded.generate(prompt, self.drafter, max_new_tokens=limit, eos_token_id=ends)
-        return found.tokens[0, len(prompt) :].tolist()
+        self.passes.clear()
+        answer = self.loaded.generate(prompt, self.drafter, max_new_tokens=limit, eos_token_id=ends)
+        return answer.tokens[0, len(prompt) :].tolist()
 
 
 class Int8Engine(CpuEngine):
@@ -218,6 +240,7 @@ def main() -> None:
         # `getrusage` would count what the parent held before it became this process.
         mib = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
         reply = {"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib}
+        reply |= {"pass_ms": sum(getattr(library, "passes", []))} if answers else {}
         reply |= {} if answers or not after else {"nats": -float(likelihoods.mean())}
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -66,6 +66,14 @@ def test_an_answer_ends_before_an_end_and_follows_from_passes(peer: peers.Peer) 
     assert peer.ask(prompt=prompt, limit=12, ends=[answer[5]])["tokens"] == answer[:first]
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_passes_of_this_project_are_a_part_of_the_time_of_its_answers(name: str) -> None:
+    with closing(peers.Peer(SYSTEMS[name], 1)) as peer:
+        reply = peer.ask(prompt=list(range(100, 140)), limit=12, ends=[])
+    assert 0 <= reply["pass_ms"] < reply["cpu_ms"]
+    assert (reply["pass_ms"] > 0) == (name == "latticebpd")
+
+
 def test_an_ended_process_is_an_error_that_names_its_model(tmp_path: Path) -> None:
     system = ("transformers", tmp_path / "nothing")
     with closing(peers.Peer(system, 1)) as ended, pytest.raises(ValueError, match=r"nothing: the process ended: \w+"):
