@@ -22,16 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
-from latticebpd import (
-    BlockwiseLM,
-    Loaded,
-    NoDrafter,
-    PathsDrafter,
-    TreeDrafter,
-    VanillaDrafter,
-    generate,
-    load,
-)
+from latticebpd import BlockwiseLM, Loaded, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate, load
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import BestTree, Drafter, MixtureDrafter, NBestPaths, PromptNgramDrafter
