@@ -16,7 +16,7 @@ first token, which has no mask, are never revealed. The ratio falls linearly fro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,6 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
     data, validation: sources and the teacher's translations, each with its end of text. serve: tokens per call of a
     drafter's decoding, for the log; None leaves it out.
     """
-
-    legacy_defaults: Mapping[str, Any] = {"bidirectional": False}
 
     def __init__(
         self,

@@ -59,9 +59,6 @@ class Objective(nn.Module, Generic[Batch, Options]):
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
-    legacy_defaults: Mapping[str, Any] = {}
-    """Values of ``run_identity`` for checkpoints of earlier versions, which lack them."""
-
     def __init__(self, options: Options, trained: Texts, identity: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.options, self.trained_texts, self.identity = options, trained, identity or {}
@@ -320,13 +317,11 @@ class Trainer:
         return known
 
     def _compare(self, record: dict[str, Any]) -> None:
-        """ValueError for a checkpoint of another run; values that an earlier version did not store are not compared."""
-        stored, identity = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
-        if stored.get("objective") == identity["training"]:  # an earlier version's word for it
-            del stored["objective"]
-        for name in sorted(stored.keys() & identity.keys()):
-            if stored[name] != identity[name]:
-                message = f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {identity[name]}"
+        """ValueError for a checkpoint of another run."""
+        stored = record["made_of"]
+        for name, value in sorted(self.run_identity.items()):
+            if stored.get(name) != value:
+                message = f"{self.directory}: holds a run with {name} {stored.get(name)}, asked for is {value}"
                 raise ValueError(f"{message}; choose another directory, or go on with the same")
         if int(record["step"]) > self.options.steps:
             wanted = f"at least {record['step']} steps, which the run there has made"
