@@ -138,8 +138,7 @@ def build(
     """
     require_writable(output, "file")
     require_writable(work, "folder")
-    reading = [inputs.field, inputs.invalid_utf8, inputs.dtype, getattr(encoder, "start", None)]
-    job = {"inputs": file_facts(inputs.paths), "reading": reading, "recipe": asdict(recipe)}
+    job = {"inputs": file_facts(inputs.paths), "field": inputs.field, "recipe": asdict(recipe)}
     with locked(output), work_folder(work, job) as folder:
         return _Job(inputs, encoder, recipe, counting, folder, report).write(output)
 
