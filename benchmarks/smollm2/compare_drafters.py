@@ -15,17 +15,26 @@ alone (*no text*), and with the text so far and its copies.
 
 from __future__ import annotations
 
-import csv
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import fst
 from benchmarks.common import err, options, table
-from benchmarks.smollm2.trees import ALL, COLUMNS, VARIANTS, Following, answers, counts_of, efficiency, gain, replayed
+from benchmarks.smollm2.trees import (
+    ALL,
+    VARIANTS,
+    Answer,
+    Following,
+    answers,
+    counts_of,
+    efficiency,
+    gain,
+    save_replays,
+    systems_of_lattices,
+)
 from latticebpd import LatticeDrafter
-from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Strategy, Vanilla
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring.calibrate import calibrate
@@ -78,17 +87,15 @@ def main() -> None:
         if None in (given.lm, given.output) or not given.drafter:
             parser.error("expected --drafter, --lm and -o, or --table")
         lm = fst.NgramModel.load(given.lm)
-        with open(given.output, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("drafter", *COLUMNS))
-            for name, fit, walked in given.drafter:
-                made = strategies(Path(fit), lm, given.positions)
 
-                def systems(answer: Any, made: Any = made) -> dict[str, LatticeDrafter]:
-                    source, every = SavedTopK(answer.lattices), {**made, "oracle": Following(answer)}
-                    return {system: LatticeDrafter(source, strategy) for system, strategy in every.items()}
+        def systems(made: dict[str, Strategy], answer: Answer) -> dict[str, LatticeDrafter]:
+            return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
 
-                writer.writerows((name, *row) for row in replayed(answers(Path(walked)), systems))
+        parts = (
+            (name, answers(Path(walked)), partial(systems, strategies(Path(fit), lm, given.positions)))
+            for name, fit, walked in given.drafter
+        )
+        save_replays(given.output, "drafter", parts)
     show(given.table or given.output)
 
 

@@ -1,7 +1,5 @@
 """Chat prompts for the target model to answer: its own text, from which its heads learn.
 
-    python -m benchmarks.smollm2.prompts --data DIR -o prompts.jsonl [--count 6000]
-
 Every line is ``{id, kind, messages}``.  The same seed gives the same file, and any prefix of it is balanced over the
 kinds. ``prompts.json`` next to this file holds the templates, and how often a kind comes in a round; `Kinds` fills
 them with text of open licences from ``DIR`` (`SOURCES`).  Test parts, LAMBADA, WikiText-2 and Spec-Bench are not
@@ -10,15 +8,15 @@ read.
 
 from __future__ import annotations
 
-import argparse
 import json
-import lzma
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import read_lines
 
 SEED = 20240611
 MAX_TOKENS = 350  # the whole prompt with the chat template
@@ -48,9 +46,7 @@ Document = dict[str, Any]
 
 def load(data: Path, name: str, step: int = 1) -> list[Document]:
     """Every ``step``-th record of a source."""
-    path = data / SOURCES[name]
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8") as file:
-        return [json.loads(line) for number, line in enumerate(file) if number % step == 0]
+    return read_lines(data / SOURCES[name])[::step]
 
 
 def title_of(document: Document) -> str:
@@ -335,7 +331,7 @@ def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool
     return made[:count]
 
 
-def save_prompts(data: Path, path: Path, model: str = "smollm2-135m", count: int = 6000) -> None:
+def save_prompts(data: Path, path: Path, model: str, count: int = 6000) -> None:
     """Write prompts whose tokens are counted in a model's chat template."""
     from latticebpd import load
     from latticebpd.target.chat import ChatTemplate
@@ -345,17 +341,3 @@ def save_prompts(data: Path, path: Path, model: str = "smollm2-135m", count: int
     made = prompts(data, count, lambda messages: len(chat.prompt_of(messages)))
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
     print(f"{path}: {len(made)} prompts,", dict(Counter(record["kind"] for record in made)))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the sources")
-    parser.add_argument("--model", default="smollm2-135m", help="whose chat template counts the tokens")
-    parser.add_argument("--count", type=int, default=6000)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    save_prompts(arguments.data, arguments.output, arguments.model, arguments.count)
-
-
-if __name__ == "__main__":
-    main()

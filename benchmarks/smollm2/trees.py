@@ -15,7 +15,7 @@ ones for both systems of a pair.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -237,11 +237,24 @@ def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any
     return systems
 
 
-def replayed(texts: Iterable[Answer], systems: Any) -> Iterator[tuple[Any, ...]]:
-    """Number, system, tokens, calls and verified tokens, of every text and system."""
-    for number, answer in enumerate(texts):
-        for name, drafter in systems(answer).items() if len(answer.lattices) else ():
-            yield (number, name, *walk(answer, drafter))
+def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[Answer], Any]]) -> None:
+    """A CSV file with a line for every text and system.
+
+    parts: a name for ``column``, texts, and what makes the systems of a text.
+    """
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow((column, *COLUMNS))
+        for part, texts, systems in parts:
+            for number, answer in enumerate(texts):
+                for name, drafter in systems(answer).items() if len(answer.lattices) else ():
+                    writer.writerow((part, number, name, *walk(answer, drafter)))
+
+
+def systems_of_lattices(strategies: Mapping[str, Any], answer: Answer) -> dict[str, LatticeDrafter]:
+    """Strategies on an answer's lattices, by name."""
+    source = SavedTopK(answer.lattices)
+    return {name: LatticeDrafter(source, strategy) for name, strategy in strategies.items()}
 
 
 def main() -> None:
@@ -260,11 +273,9 @@ def main() -> None:
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
         systems = systems_of(given.fit, examples, given.lm, given.positions)
-        with open(given.output, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("texts", *COLUMNS))
-            for path, kept in [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]:
-                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems))
+        walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
+        parts = ((path.name, answers(path, kept), systems) for path, kept in walked)
+        save_replays(given.output, "texts", parts)
     show(given.table or given.output)
     if given.against is not None:
         path = given.table or given.output
