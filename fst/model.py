@@ -232,8 +232,7 @@ def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
-    The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a
-    context.
+    The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a context.
     """
     builder, unk_label = _automaton.build(table)
     tokens = table.ngrams[0][:, 0]
@@ -263,13 +262,11 @@ def arpa_to_fst(
     parser = parsed.parser
     if fingerprint is not None and vocab is None and parsed.symbols is not None:
         word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
-        raise ValueError(
-            f"{arpa}: expected the ids of a tokenizer as words, got words such as {word!r}; convert without a tokenizer"
-        )
+        got = f"words such as {word!r}; convert without a tokenizer"
+        raise ValueError(f"{arpa}: expected the ids of a tokenizer as words, got {got}")
     if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
-        raise ValueError(
-            f"{arpa}: expected token ids below {vocab_size}, the tokenizer's size, got {max(parsed.tokens)}"
-        )
+        wanted = f"token ids below {vocab_size}, the tokenizer's size"
+        raise ValueError(f"{arpa}: expected {wanted}, got {max(parsed.tokens)}")
     symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols))
@@ -313,11 +310,9 @@ def refuse_other_words(model: NgramModel, symbols: Sequence[str] | None, tokens:
         return
     for token in np.unique(tokens[tokens >= 0]).tolist():
         if token < min(len(symbols), len(model.symbols)) and symbols[token] and symbols[token] != model.symbols[token]:
-            raise ValueError(
-                f"expected a lattice in the model's words, got {symbols[token]!r} as token {token}, which the "
-                "model has as "
-                f"{model.symbols[token]!r}; read the lattice with symbols=model.symbols"
-            )
+            got = f"{symbols[token]!r} as token {token}, which the model has as {model.symbols[token]!r}"
+            remedy = "read the lattice with symbols=model.symbols"
+            raise ValueError(f"expected a lattice in the model's words, got {got}; {remedy}")
 
 
 def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
@@ -331,9 +326,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
     words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
     largest = max(words, default=0)
     if min(words, default=1) < 0 or largest > most_labels(len(words)):
-        raise ValueError(
-            f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}"
-        )
+        most = most_labels(len(words))
+        raise ValueError(f"expected symbols with labels from 0 to {most}, got {min(words)} to {largest}")
     if len(set(words.values())) < len(words):
         word, count = Counter(words.values()).most_common(1)[0]
         raise ValueError(f"expected every symbol once, got {word!r} {count} times")
@@ -344,9 +338,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
 def _arcs_of(states: Records, arcs: Records, state: int) -> Records:
     begin, count = int(states["pos"][state]), int(states["narcs"][state])
     if begin + count > len(arcs):
-        raise ValueError(
-            f"expected the arcs of state {state} among the {len(arcs)} of the file, got {begin}..{begin + count - 1}"
-        )
+        got = f"{begin}..{begin + count - 1}"
+        raise ValueError(f"expected the arcs of state {state} among the {len(arcs)} of the file, got {got}")
     return arcs[begin : begin + count]
 
 
@@ -369,11 +362,9 @@ def _refuse_unreadable(path: Path) -> None:
         head = file.read(64)
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         raise ValueError(
-            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words "
-            "instead of the words; "
+            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words alone; "
             "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
         )
     if b"\0" in head and not head.startswith(b"\x1f\x8b"):
-        raise ValueError(
-            f"{path}: expected an ARPA file (plain or gzip) or an OpenFst file, got some other binary file"
-        )
+        wanted = "an ARPA file (plain or gzip) or an OpenFst file"
+        raise ValueError(f"{path}: expected {wanted}, got some other binary file")

@@ -27,10 +27,8 @@ def records_of(automaton: Any) -> FstFile:
     if not is_openfst(automaton):
         raise ValueError(f"expected an FST of pynini or pywrapfst, got {type(automaton).__name__}")
     if automaton.arc_type() != "standard":
-        raise ValueError(
-            f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to "
-            "convert them"
-        )
+        got = f"arc type {automaton.arc_type()}; use arcmap to convert them"
+        raise ValueError(f"expected tropical weights (arc type standard), got {got}")
     if automaton.start() < 0:
         raise ValueError("expected an automaton with paths, got one without a start state")
     file = parse_fst(pywrapfst.convert(automaton, "const").write_to_string(), "FST")
@@ -48,9 +46,8 @@ def records_of(automaton: Any) -> FstFile:
         "expected weights above -inf, got {arc[weight]} at state {state}",
     )
     if (bad := np.isnan(states["final"]) | (states["final"] == -np.inf)).any():
-        raise ValueError(
-            f"expected final weights above -inf, got {states['final'][bad][0]} at state {int(np.argmax(bad))}"
-        )
+        got = f"{states['final'][bad][0]} at state {int(np.argmax(bad))}"
+        raise ValueError(f"expected final weights above -inf, got {got}")
     return file
 
 
@@ -70,9 +67,8 @@ def to_openfst(
     """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``, of what `const_blocks` takes."""
     ends = states["pos"].astype(np.int64) + states["narcs"]
     if ends.max(initial=0) > len(arcs) or not 0 <= start < len(states):
-        raise ValueError(
-            f"expected states of at most {len(arcs)} arcs, got one whose arcs end at {ends.max()}; the file is damaged"
-        )
+        got = f"one whose arcs end at {ends.max()}; the file is damaged"
+        raise ValueError(f"expected states of at most {len(arcs)} arcs, got {got}")
     if ((arcs["nextstate"] < 0) | (arcs["nextstate"] >= len(states))).any():
         raise ValueError(f"expected arcs to states below {len(states)}, got others; the file is damaged")
     data = b"".join(const_blocks(states, arcs, start, symbols, properties))
