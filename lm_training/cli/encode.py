@@ -27,9 +27,7 @@ def encode(
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
-    task: str | None = typer.Option(
-        None, help="Prompt format of a task: squad, cnn, samsum, multinews, xsum, newsroom."
-    ),
+    task: str | None = typer.Option(None, help="Prompts of a task: squad, cnn, samsum, multinews, xsum, newsroom."),
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),

@@ -77,30 +77,25 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
     path = Path(name)
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        bpe = load_tokenizer(path)
-        return _with_end(bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text)
-    from latticebpd.drafters import pretrained
+        tokenizer = load_tokenizer(path)
+        end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
+    else:
+        from latticebpd.drafters import pretrained
 
-    quiet_transformers()
-    loaded = pretrained.load_tokenizer(name)
-    fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
-    if fast is None:
-        raise ValueError(
-            f"{name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {type(loaded).__name__}"
-        )
-    if loaded.eos_token_id is None and end_of_text is None:
-        raise ValueError(
-            f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text"
-        )
-    return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
-
-
-def _with_end(tokenizer: Tokenizer, end_of_text: int) -> tuple[Tokenizer, int]:
-    if end_of_text >= tokenizer.get_vocab_size():
-        raise ValueError(
-            f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}"
-        )
-    return tokenizer, end_of_text
+        quiet_transformers()
+        loaded = pretrained.load_tokenizer(name)
+        tokenizer = getattr(loaded, "backend_tokenizer", None)
+        if tokenizer is None:
+            wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
+            raise ValueError(f"{name}: expected {wanted}, got {type(loaded).__name__}")
+        end = loaded.eos_token_id if end_of_text is None else end_of_text
+        if end is None:
+            wanted = "a tokenizer with an end-of-text token"
+            raise ValueError(f"{name}: expected {wanted}, got one without; name its id with --end-of-text")
+    size = tokenizer.get_vocab_size()
+    if end >= size:
+        raise ValueError(f"expected --end-of-text below {size}, the tokenizer's size, got {end}")
+    return tokenizer, end
 
 
 def _reading(
@@ -153,16 +148,10 @@ def train(
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell, absolute or stupid-backoff."),
-    min_count: str = typer.Option(
-        "1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."
-    ),
+    min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram by order; the last also of higher ones."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
-    prune_theta: float | None = typer.Option(
-        None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."
-    ),
-    unk: bool = typer.Option(
-        False, help="Reserve probability for <unk>; without it, unseen words have natural log -1000."
-    ),
+    prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams that change perplexity by less."),
+    unk: bool = typer.Option(False, help="Reserve probability for <unk>; else unseen words have natural log -1000."),
     unseen: str = typer.Option(
         "smoothed",
         help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 (Kim).",
@@ -179,9 +168,7 @@ def train(
     ),
     end_of_text: int | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
-    engine: str = typer.Option(
-        "auto", help="What counts: sort (in memory, in passes), spark (a cluster); auto is sort."
-    ),
+    engine: str = typer.Option("auto", help="sort: count in memory, in passes; spark: on a cluster; auto is sort."),
     memory: str = typer.Option("4G", help="Memory for counting."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
     master: str = typer.Option("local[*]", help="Spark's master."),
@@ -227,9 +214,7 @@ def interpolate(
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
     output: Path = OUTPUT,
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
-    held_out: Path | None = typer.Option(
-        None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."
-    ),
+    held_out: Path | None = typer.Option(None, help="Text on which to choose it instead, as for `lm perplexity`."),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
 ) -> None:
@@ -263,17 +248,11 @@ def interpolate(
 
 @app.command()
 def kenlm(
-    inputs: list[Path] = typer.Argument(
-        ..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."
-    ),
+    inputs: list[Path] = typer.Argument(..., help="As for `lm train`: token ids, or text with --tokenizer or --words."),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    prune: str = typer.Option(
-        "0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."
-    ),
-    binary: Path | None = typer.Option(
-        None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."
-    ),
+    prune: str = typer.Option("0,0,1,1", help="Highest count dropped, by order; the last also of higher orders."),
+    binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
     end_of_text: int | None = END_OF_TEXT,
@@ -358,9 +337,7 @@ def _tokens_to_score(
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
     output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
-    tokenizer: Path | None = typer.Option(
-        None, help="tokenizer.json whose ids the words are; its hash is stored with the model."
-    ),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored."),
 ) -> None:
     """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little
     memory.
@@ -370,19 +347,18 @@ def arpa2fst(
     import fst
     from fst.fingerprint import vocabulary_fingerprint
 
-    bpe = None if tokenizer is None else load_tokenizer(tokenizer)
-    fingerprint, vocab_size = (
-        (vocabulary_fingerprint(bpe.get_vocab()), bpe.get_vocab_size()) if bpe is not None else (None, None)
-    )
+    known: dict[str, Any] = {}
+    if tokenizer is not None:
+        bpe = load_tokenizer(tokenizer)
+        known = {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(done: int, total: int) -> None:
-            bar.update(
-                task, completed=done, total=total, description="reading" if done < total else "linking and writing"
-            )
+            what = "reading" if done < total else "linking and writing"
+            bar.update(task, completed=done, total=total, description=what)
 
-        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show, vocab_size=vocab_size)
+        counts = fst.arpa_to_fst(arpa, output, progress=show, **known)
     err.print(_summary(output, counts))
 
 
@@ -431,9 +407,7 @@ def info(
 def perplexity(
     model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     inputs: list[Path] = typer.Argument(..., help="Token ids (.npy), or text, JSONL and Parquet files."),
-    tokenizer: str | None = typer.Option(
-        None, help="Tokenizer that turns text into tokens; models of words need none."
-    ),
+    tokenizer: str | None = typer.Option(None, help="Tokenizer of the text; models of words need none."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:

@@ -51,9 +51,8 @@ def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     special = (END_OF_TEXT, PADDING, MASK)
     tokenizer = train_tokenizer(texts, vocab_size, special_tokens=special, add_prefix_space=True)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)]
-    )
+    end = [(END_OF_TEXT, 0)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=end)
     return tokenizer
 
 
@@ -75,9 +74,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:
     """Token ids of the pairs, in order, each side with its end of text."""
     listed, end = list(pairs), end_of_text_id(tokenizer)
-    sources, targets = (
-        tokenizer.encode_batch_fast([pair[side] for pair in listed], add_special_tokens=False) for side in (0, 1)
-    )
+    sides = ([pair[side] for pair in listed] for side in (0, 1))
+    sources, targets = (tokenizer.encode_batch_fast(side, add_special_tokens=False) for side in sides)
     rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
     lengths = [len(source.ids) + 1 for source in sources]
     return Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))

@@ -119,9 +119,8 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         drawn = options.windows if self.drafter.bidirectional else min(options.windows, room)
         prefixes = [rng.integers(1, max(2, len(target)), drawn).tolist() for target in targets]
         windows = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(part, None, parts))
-        labels = [
-            min(slots, len(target) - prefix) for target, each in zip(targets, prefixes, strict=True) for prefix in each
-        ]
+        drawn_after = zip(targets, prefixes, strict=True)
+        labels = [min(slots, len(target) - prefix) for target, each in drawn_after for prefix in each]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
         return replace(windows, reveal=options.reveal_ratio(step), weight=parts / (total or 1.0))
 
@@ -152,9 +151,8 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         else:
             texts = [[start, *target[: max(drawn)]] for target, drawn in mine] or [[start]]
             lengths = [[1 + prefix for prefix in drawn] for _, drawn in mine] or [[1] * windows]
-        columns = masked_columns(
-            texts, [0] * len(texts), slots, drafter.mask_token_id, lengths, drafter.anchored, drafter.bidirectional
-        )
+        layout = (lengths, drafter.anchored, drafter.bidirectional)
+        columns = masked_columns(texts, [0] * len(texts), slots, drafter.mask_token_id, *layout)
         moved_labels, moved = (torch.from_numpy(array).to(device) for array in (labels, priorities))
         return Windows(sources[part], mask[part], columns, moved_labels, moved)
 

@@ -129,9 +129,8 @@ def write_corpus(
         if len(arrays) == 1:
             mapped = str(inputs.paths[0].resolve())
     elif encoder is None:
-        raise ValueError(
-            f"{inputs.paths[0]}: expected token ids (.npy), or text and a way to tokens: give --tokenizer or --words"
-        )
+        wanted = "token ids (.npy), or text and a way to tokens"
+        raise ValueError(f"{inputs.paths[0]}: expected {wanted}: give --tokenizer or --words")
     else:
         pieces, separator = encoder.encode(inputs.documents()), encoder.separator
     if mapped is None:

@@ -38,6 +38,8 @@ STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
 LOG = "training-log.jsonl"
 UPDATES_BETWEEN_TRIMS = 10
+CLIP_NORM = 1.0
+"""Gradients are scaled down to this norm."""
 
 Batch = TypeVar("Batch")
 Options = TypeVar("Options", bound=LoopOptions)
@@ -137,18 +139,13 @@ def denormals_flushed() -> Iterator[None]:
 
 @dataclass
 class Trainer:
-    """A training run in ``directory``, which holds checkpoints, log and the finished model.
-
-    Args:
-        objective: on its process's device.
-        clip_norm: gradients are scaled down to this norm.
-    """
+    """A training run of an objective, on its process's device, in ``directory``, which holds checkpoints, log and the
+    finished model."""
 
     objective: Objective[Any, Any]
     directory: Path
     options: LoopOptions
     process: Process = field(default_factory=Process)
-    clip_norm: float = 1.0
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     fsdp: bool = field(init=False)
@@ -238,9 +235,8 @@ class Trainer:
         if self.process.world > 1:
             for value in sums.values():
                 dist.all_reduce(value)
-        torch.nn.utils.clip_grad_norm_(
-            [parameter for optimizer in self.optimizers for parameter in _parameters(optimizer)], self.clip_norm
-        )
+        weights = [weight for optimizer in self.optimizers for weight in _parameters(optimizer)]
+        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
         for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor

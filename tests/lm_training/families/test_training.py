@@ -318,11 +318,11 @@ def test_learning_rate_is_a_trapezoid() -> None:
 
 
 def test_learning_rate_is_half_a_cosine_after_the_warm_up() -> None:
-    factors = [cosine(steps=110, warmup_steps=10, floor=0.1)(step) for step in range(111)]
+    factors = [cosine(steps=110, warmup_steps=10)(step) for step in range(111)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10] == 1.0
-    assert factors[60] == pytest.approx(0.55)
-    assert factors[110] == pytest.approx(0.1)
+    assert factors[60] == pytest.approx(0.5)
+    assert factors[110] == pytest.approx(0.0)
     assert factors[10:] == sorted(factors[10:], reverse=True)
 
 
