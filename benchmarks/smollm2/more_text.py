@@ -67,10 +67,8 @@ class MoreKinds(Kinds):
             roles = ("user", "assistant", "user")
             return [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
         if kind == "system":
-            other = self.rng.choice(
-                ["qa_closed", "advise_open", "stem_q", "human_q", "maths", "how_to", "docs_question"]
-            )
-            asked = super().messages(other)
+            others = ["qa_closed", "advise_open", "stem_q", "human_q", "maths", "how_to", "docs_question"]
+            asked = super().messages(self.rng.choice(others))
             system = {"role": "system", "content": self.choose("system").format(p=self.persons())}
             return None if asked is None else [system, *asked]
         return super().messages(kind)

@@ -156,15 +156,13 @@ class Kinds:
         self.news = pool(each for each in news if "factbook" not in each["source"])
         self.docs, self.books = pool(other + cpp[::6]), pool(load(data, "books"))
         self.stem = pool(sorted({h for each in textbooks if each["source"].endswith(stem) for h in headings(each)}))
-        self.human = pool(
-            sorted({h for each in textbooks if not each["source"].endswith(stem) for h in headings(each)})
-        )
+        arts = [each for each in textbooks if not each["source"].endswith(stem)]
+        self.human = pool(sorted({heading for each in arts for heading in headings(each)}))
         self.news_titles = pool(titles(each for each in news if not each["source"].startswith(no_news)))
         guides = (each for each in docs if not any(part in each["id"] for part in no_guide))
         no_title = r"Error|Warning|C\d{4}|Class|Feature Name"
-        self.docs_titles = pool(
-            each for each in titles(guides) if each.count(" ") >= 2 and not re.search(no_title, each)
-        )
+        known_titles = titles(guides)
+        self.docs_titles = pool(each for each in known_titles if each.count(" ") >= 2 and not re.search(no_title, each))
         names = map(title_of, factbook)
         self.countries = pool(name for name in names if ".json" not in name and "Ocean" not in name)
         self.country_documents = pool(factbook)

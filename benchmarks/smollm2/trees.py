@@ -62,17 +62,8 @@ COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
 TEXT = (
-    "seen",
-    "match_1",
-    "match_2",
-    "match_3",
-    "match_5",
-    "match_8",
-    "match_10",
-    "share_seen",
-    "share_1",
-    "share_longer",
-)
+    "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
+)  # fmt: skip
 COPIES = ("not_drafted",)
 VARIANTS = {
     "heads alone": HEADS,
@@ -122,9 +113,8 @@ class Static:
         # Each rank keeps its own accuracy: one more arc takes what is missing to 1.
         left = np.maximum(1 - accuracies.sum(axis=1, keepdims=True), 1e-6)
         weights = np.log(np.concatenate([np.maximum(accuracies, 1e-9), left], axis=1))
-        tokens, parents, _ = fst.best_first_tree(
-            np.concatenate([ranks, ranks[:, :1] + accuracies.shape[1]], axis=1), weights, None, 8 * num_nodes
-        )
+        arcs = np.concatenate([ranks, ranks[:, :1] + accuracies.shape[1]], axis=1)
+        tokens, parents, _ = fst.best_first_tree(arcs, weights, None, 8 * num_nodes)
         kept: list[int] = []
         for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             if token < accuracies.shape[1] and (parent < 0 or parent in kept) and len(kept) < num_nodes:
