@@ -266,7 +266,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
     sizes = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     found.add_argument("--batch", type=sizes, default=[1, 8], help="sentences at once")
-    found.add_argument("--systems-only", action="store_true", help="stop after the comparison of systems")
     common.clock_options(found)
     found.add_argument("--output", "-o", type=Path, help="directory for what is not a table")
     return found
@@ -284,8 +283,6 @@ def main() -> None:
     few, chosen, by_rows = setting.first(arguments.timed), systems(setting), dict[int, dict[str, Decoded]]()
     for rows in arguments.batch:
         by_rows[rows], record[f"batches of {rows}"] = timed(few, rows)
-    if arguments.systems_only:
-        return
     parts = {name: modules(few, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
     head = ("system", *MODULES, "total")

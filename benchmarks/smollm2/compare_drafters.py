@@ -24,6 +24,7 @@ import fst
 from benchmarks.common import err, options, table
 from benchmarks.smollm2.trees import (
     ALL,
+    POSITIONS,
     VARIANTS,
     Answer,
     Following,
@@ -48,12 +49,12 @@ PATHS = ("best of every slot", "chain", "1-best, n-gram", "16-best", "16-best, n
 KINDS = ("tree", "tree, n-gram", "calibrated, no text", "calibrated")
 
 
-def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strategy]:
+def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Strategy]:
     """Every system of a drafter at its own weights."""
     half = sum(1 for _ in texts_of([fit])) // 2
     examples = len(draw_examples([fit], half, 0)[1])
     features = {"calibrated, no text": VARIANTS["+ its orders"], "calibrated": VARIANTS[ALL]}
-    fitted = {name: calibrate([fit], lm, examples, positions, 0, of)[0] for name, of in features.items()}
+    fitted = {name: calibrate([fit], lm, examples, POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
     weight = {
         name: tune([fit], lm, name, examples=examples)[0].alpha
@@ -79,7 +80,6 @@ def main() -> None:
     about = "name and two directories of lattices"
     parser.add_argument("--drafter", nargs=3, action="append", default=[], metavar=("NAME", "FIT", "WALK"), help=about)
     parser.add_argument("--lm", type=Path)
-    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
     given = parser.parse_args()
@@ -92,7 +92,7 @@ def main() -> None:
             return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
 
         parts = (
-            (name, answers(Path(walked)), partial(systems, strategies(Path(fit), lm, given.positions)))
+            (name, answers(Path(walked)), partial(systems, strategies(Path(fit), lm)))
             for name, fit, walked in given.drafter
         )
         save_replays(given.output, "drafter", parts)

@@ -111,7 +111,7 @@ def own_text(work: Path, data: Path, answers: int | None = None, further: Sequen
     return train, held
 
 
-def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: int) -> Path:
+def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     """The 4-grams of the model's own and of human text, mixed by held-out own text, pruned."""
     tokenizer = Path(resolved(MODEL)) / "tokenizer.json"
     people, own, mixed, pruned = (work / f"{name}.fst" for name in ("people", "own", "mixed", "lm"))
@@ -131,7 +131,7 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
     estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
     estimate(save_corpus(train), own, "--min-count 1,1,1,2")
     mix(mixed)
-    return mix(pruned, f"--max-ngrams {max_ngrams}")
+    return mix(pruned, "--max-ngrams 800000")
 
 
 def heads(work: Path, train: Path, held: Path, steps: int, warm_start: bool = False, count: int | None = None) -> Path:
@@ -174,11 +174,10 @@ def main() -> None:
     about = "begin with the heads of the package"
     parser.add_argument("--warm-start", action="store_true", help=about)
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument("--max-ngrams", type=int, default=800_000, help="of the n-gram model of the package")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.answers, arguments.text)
-    lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
+    lm = ngram_models(arguments.work, arguments.data, train, held)
     trained = heads(arguments.work, train, held, arguments.steps, arguments.warm_start, arguments.texts)
     weights(arguments.work, trained, held, lm)
     print(trained)

@@ -39,7 +39,8 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
 
-SIZES = (8, 16, 32, 64)
+SIZES, POSITIONS = (8, 16, 32, 64), 4000
+"""Nodes of trees; positions that calibrations are fitted to."""
 ALL = "+ copies: calibrated"
 PAIRS = (
     ("16-best", "16-best:0-gram"),
@@ -183,12 +184,12 @@ def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     return accuracies
 
 
-def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any:
+def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
     """What makes every system of an answer, at its weight that is stored with the n-gram model and calibrations of its
     own."""
     fitted, plain, count, lm = {}, NgramScorer(None), len(examples), fst.NgramModel.load(path)
     for name, features in VARIANTS.items():
-        fitted[name], _ = calibrate([fit], lm, count, positions, 0, features)
+        fitted[name], _ = calibrate([fit], lm, count, POSITIONS, 0, features)
         err.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
     names = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
     tuned = {name: as_scorer(path, system=name) for name in names}
@@ -254,7 +255,6 @@ def main() -> None:
     parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
-    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     given = parser.parse_args()
     if given.table is None:
@@ -262,7 +262,7 @@ def main() -> None:
             parser.error("expected --fit, --lm and -o, or --table")
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
-        systems = systems_of(given.fit, examples, given.lm, given.positions)
+        systems = systems_of(given.fit, examples, given.lm)
         walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
         parts = ((path.name, answers(path, kept), systems) for path, kept in walked)
         save_replays(given.output, "texts", parts)
