@@ -4,8 +4,8 @@
     python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
     python -m benchmarks.study.kim                         # tables and figures of the committed counts, in seconds
 
-``EARLY`` is the model with heads after so many updates, and ``RESCORER`` a neural rescorer; both as
-``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py`
+``EARLY`` is the model with heads after so many updates, as ``smollm2/make.py --steps`` trains them, and ``RESCORER`` a
+neural rescorer, as ``smollm2/make.md`` trains it.  ``DIR`` holds the data that `kim_tasks.py`
 names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights
 and calibrations; finished stages are not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this
 file, and every table and figure is made from these alone (`kim_tables.py`).
