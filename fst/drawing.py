@@ -165,7 +165,8 @@ def model_dot(model: NgramModel) -> str:
     for state, history in histories.items():
         final = float(model.states["final"][state])
         ends = model.core.has_end and np.isfinite(final)
-        nodes.append(_node(state, f"{history}\n</s> {-final:.2f}" if ends else history, final=bool(ends)))
+        label = _quoted(f"{history}\n</s> {-final:.2f}" if ends else history)
+        nodes.append(f"{state} [label={label}{', peripheries=2' if ends else ''}]")
     return _graph(nodes + arcs)
 
 
@@ -201,10 +202,6 @@ def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
 def _quoted(text: str) -> str:
     escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
-
-
-def _node(state: int, label: str, final: bool) -> str:
-    return f"{state} [label={_quoted(label)}{', peripheries=2' if final else ''}]"
 
 
 def _arc(source: int, target: int, label: str, *attributes: str) -> str:

@@ -27,7 +27,10 @@ TOKEN_IDS, WORDS = "token-ids", "words"
 
 
 class NgramModel:
-    """An n-gram backoff model; `fst.automaton` defines its states and arcs.
+    """An n-gram backoff model; `fst.automaton` defines its ``states`` and ``arcs``.
+
+    ``start_state`` is that of the history ``<s>``, ``unigram_state`` that of the empty one, ``unk_label`` the label of
+    ``<unk>``, 0 for a model without it.
 
     Log-probabilities are natural. A token that the unigrams lack is read as ``<unk>`` where the model has one, and has
     `LOG_ZERO` otherwise; the backoff weights on the way to the unigrams count in either case.
@@ -46,13 +49,12 @@ class NgramModel:
             there are symbols and no fingerprint.
         """
         self.automaton = automaton
+        self.states, self.arcs, self.start_state, self.unigram_state, self.unk_label = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
         self.own_ids = symbols is not None and fingerprint is None if own_ids is None else own_ids
         self._mapped_from: Path | None = None
-        self.core = _core.Model(
-            automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
-        )
+        self.core = _core.Model(*automaton, LOG_ZERO)
 
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
@@ -162,29 +164,6 @@ class NgramModel:
     def to_table(self) -> NgramTable:
         """All n-grams as arrays."""
         return _automaton.to_table(self.core, self.symbols, self.fingerprint)
-
-    @property
-    def states(self) -> Records:
-        return self.automaton.states
-
-    @property
-    def arcs(self) -> Records:
-        return self.automaton.arcs
-
-    @property
-    def start_state(self) -> int:
-        """The state of the history ``<s>``."""
-        return self.automaton.start
-
-    @property
-    def unigram_state(self) -> int:
-        """The state of the empty history."""
-        return self.automaton.unigram_state
-
-    @property
-    def unk_label(self) -> int:
-        """The label of ``<unk>``, 0 for a model without it."""
-        return self.automaton.unk_label
 
     @cached_property
     def num_ngrams(self) -> list[int]:
