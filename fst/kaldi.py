@@ -91,8 +91,8 @@ class _Entry:
 
     def lattice(self) -> Lattice:
         words = None if self.vocabulary is None else self.vocabulary.words
-        first = [*self.arcs[:1], *self.finals[:1], (0,)][0]  # its state is the start
-        return Lattice.from_arcs(self.arcs, self.finals, first[0], words)
+        start, *_ = (*(arc[0] for arc in self.arcs[:1]), *(state for state, _ in self.finals[:1]), 0)
+        return Lattice.from_arcs(self.arcs, self.finals, start, words)
 
     def _token(self, word: str) -> int:
         if self.vocabulary is not None:

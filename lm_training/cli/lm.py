@@ -84,10 +84,10 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
         quiet_transformers()
         loaded = pretrained.load_tokenizer(name)
-        tokenizer = getattr(loaded, "backend_tokenizer", None)
-        if tokenizer is None:
+        if getattr(loaded, "backend_tokenizer", None) is None:
             wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
             raise ValueError(f"{name}: expected {wanted}, got {type(loaded).__name__}")
+        tokenizer = loaded.backend_tokenizer
         end = loaded.eos_token_id if end_of_text is None else end_of_text
         if end is None:
             wanted = "a tokenizer with an end-of-text token"

@@ -27,14 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from latticebpd.decoding.generation_config import beams_ignored
-from latticebpd.decoding.loop import generate
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
-from latticebpd.lattices.texts import Texts, padded
+from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
+from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
@@ -241,15 +240,11 @@ def train_drafter(
     their translations by the common teacher of drafter and verifier.
     """
     process = process or Process()
-    chosen = range(min(options.serving_sources, len(validation)))
-    ids, mask = padded([validation[row][: validation.prompt_lengths[row]] for row in chosen], 0)
+    sources, count = validation.prompts(), min(options.serving_sources, len(validation))
     verifier = verifier.to(process.device).eval()  # type: ignore[arg-type]
 
     def serve(drafter: NonAutoregressiveModel) -> float:
-        system = LatticeDrafter(MaskLattices(drafter, 1), Vanilla())
-        with beams_ignored(verifier):
-            out = generate(verifier, ids.tolist(), system, attention_mask=mask.tolist(), max_new_tokens=128)
-        return out.block_efficiency
+        return block_efficiency(verifier, LatticeDrafter(MaskLattices(drafter, 1), Vanilla()), sources, count, 128)
 
     identity = {
         "verifier": weights_fingerprint(verifier),
@@ -260,7 +255,7 @@ def train_drafter(
         "dropout": drafter.base.config.dropout,
     }
     drafter = drafter.to(process.device)
-    objective = DrafterObjective(drafter, data, validation, options, serve if len(chosen) else None, identity)
+    objective = DrafterObjective(drafter, data, validation, options, serve if count else None, identity)
     torch.manual_seed(options.seed)
     Trainer(objective, Path(directory), options, process).run()
     return drafter

@@ -73,7 +73,8 @@ def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, round
     first_log_probs, second_log_probs = table_log_probs(first, tokens), table_log_probs(second, tokens)
     known = np.isfinite(first_log_probs) | np.isfinite(second_log_probs)
     if not known.any():
-        raise ValueError(f"expected held-out tokens that the models know, got none in {len(tokens)}; give other text")
+        got = f"none among {len(tokens)}; give other text"
+        raise ValueError(f"expected held-out tokens that the models know, got {got}")
     odds = np.exp(np.clip(second_log_probs[known] - first_log_probs[known], -700, 700))
     weight = 0.5
     for _ in range(rounds):
