@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
@@ -12,6 +14,9 @@ from tests.helpers.commands import Run
 
 # Models this small run fastest on one thread, and tests then share a machine well.
 torch.set_num_threads(1)
+
+# Programs that are started in the background may ignore interrupts, and so would those that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,8 @@ def demo(
     greedy decoding.
 
     First one text appears as it is decoded, with the accepted blocks marked, in a terminal next to
-    greedy decoding; then the table. The bundled model continues passages of held-out documents, in half a minute.
+    greedy decoding; then the table. The bundled model continues the beginning of a help page, for at most 55 tokens,
+    and for the table passages of held-out documents, in half a minute.
     Another model answers questions of several tasks; smollm2-135m takes up to a minute and a half on two cores.
 
     Example: [bold]latticebpd demo --prompts 4[/bold]
@@ -91,9 +92,9 @@ def demo(
 
 def _show(loaded: Loaded, settings: Settings) -> None:
     """One decode, block by block; in a terminal next to greedy decoding."""
-    from latticebpd.report.demo_table import about, flagship, prompts_of, show, shown_prompt, system_names
+    from latticebpd.report.demo_table import about, flagship, show, shown_decode, system_names
 
-    prompt = prompts_of(loaded)[shown_prompt(loaded)]
+    prompt, settings = shown_decode(loaded, settings)
     out.print(about(loaded), soft_wrap=True)
     out.print()
     out.print(Text(prompt.title, style="bold"), soft_wrap=True)

@@ -8,6 +8,7 @@ evaluation harness that passes keyword arguments on to ``generate()`` can draft.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -191,7 +192,7 @@ class _OneRow:
 def _arguments_of_generate() -> dict[str, Any]:
     """Arguments of the calling ``generate()`` that ``transformers`` 4.57 and later do not pass to a callable; without
     them a streamer would wait for ever."""
-    frame, code = sys._getframe(2), getattr(GenerationMixin.generate, "__wrapped__", GenerationMixin.generate).__code__
+    frame, code = sys._getframe(2), inspect.unwrap(GenerationMixin.generate).__code__
     names = ("streamer", "assistant_model", "synced_gpus", "inputs_tensor") if frame.f_code is code else ()
     return {name: value for name in names if (value := frame.f_locals.get(name)) is not None}
 

@@ -28,8 +28,12 @@ from latticebpd.target.weight_kinds import EXACT
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
-SHOWN = 6
-"""The bundled prompt whose continuation is shown: of all, the one that repeats itself least."""
+SHOWN = "### -Value\n\nSpecifies the name of the"
+"""What the bundled model continues before the table: a beginning in the style of its training text, chosen among
+thousands for the readability of the greedy text that follows. The table's prompts are others, held-out passages."""
+SHOWN_TITLE = "The beginning of a help page, which the model continues; the table has other prompts"
+SHOWN_TOKENS = 55
+"""Where that text's block ends; then the model begins to repeat itself."""
 QUESTIONS = bundled.ASSETS / "questions.jsonl"
 
 
@@ -192,9 +196,12 @@ def show(
     return name, loaded.generate(prompt.ids, drafters[name], max_new_tokens=settings.max_new_tokens, streamer=streamer)
 
 
-def shown_prompt(loaded: Loaded) -> int:
-    """The number of the prompt whose decode is shown."""
-    return SHOWN if loaded.name == BUNDLED else 0
+def shown_decode(loaded: Loaded, settings: Settings) -> tuple[DemoPrompt, Settings]:
+    """The prompt whose decode is shown, and how to decode it: of the bundled model at most `SHOWN_TOKENS`."""
+    if loaded.name != BUNDLED:
+        return prompts_of(loaded)[0], settings
+    prompt = DemoPrompt(SHOWN_TITLE, SHOWN, loaded.encode(SHOWN))
+    return prompt, replace(settings, max_new_tokens=min(settings.max_new_tokens, SHOWN_TOKENS))
 
 
 def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object] = ignore) -> Demo:

@@ -104,10 +104,8 @@ def readme() -> Cells:
         row("16-best", ("16-best:0-gram", "by the 4-gram")),
         row("16-tree:0-gram"),
         row("16-tree", ("16-tree:0-gram", "by the 4-gram")),
-        row("16-copies"),
         row("copies+16-tree", ("16-tree", "over the tree")),
         row(sixteen, ("16-tree", "over the tree"), ("copies+16-tree", "over copies + tree")),
-        row("64-tree"),
         row(sixty_four, ("64-tree", "over the tree")),
         row("oracle"),
     ]
@@ -179,14 +177,17 @@ def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     ]
 
 
+MEASURED = ("tokens", "wall_ms", "same", "mib", "start")
+
+
 @cache
 def decodes(name: str) -> dict[tuple[str, str], Mapping[str, np.ndarray]]:
-    """Tokens, milliseconds, whether the text is that without drafts, and task of every answer, by system and drafts."""
+    """What was measured of every answer, and its task, by system and drafts."""
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in sorted(read_csv(ENGINE / name), key=lambda row: int(row["question"])):
         found.setdefault((row["system"], row["drafts"]), []).append(row)
     return {
-        key: {column: np.array([float(row[column]) for row in rows]) for column in ("tokens", "wall_ms", "same")}
+        key: {column: np.array([float(row[column]) for row in rows]) for column in MEASURED}
         | {"task": np.array([row["category"] if row["category"] in TASKS else TASKS[0] for row in rows])}
         for key, rows in found.items()
     }
@@ -197,18 +198,34 @@ def speed(answers: Mapping[str, np.ndarray], some: Any = ...) -> float:
 
 
 def answers() -> Cells:
-    """Tokens a second with intervals over questions, over the engine's greedy decoding, and with two threads; how many
-    texts are those without drafts."""
-    one, two, rows = decodes("answers.csv"), decodes("answers-two-threads.csv"), Cells()
-    greedy = one[OWN[0]]
+    """Tokens a second with intervals over questions, and over the engine's greedy decoding; how many texts are those
+    without drafts; memory and seconds to the first token."""
+    own, rows = decodes("answers.csv"), Cells()
+    greedy = own[OWN[0]]
     for key in [*PEERS, *OWN]:
-        tokens, times = (one[key][name] for name in ("tokens", "wall_ms"))
+        tokens, times = (own[key][name] for name in ("tokens", "wall_ms"))
         value, *ends = pooled(tokens, times, (greedy["tokens"], greedy["wall_ms"]))
         over = "1" if key == OWN[0] else f"{1 + value:.2f} ({1 + ends[0]:.2f}–{1 + ends[1]:.2f})"
-        same = f"{one[key]['same'].sum():.0f} of {len(tokens)}" if key[1] else ""
-        rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), over, f"{speed(two[key]):.1f}", same])
-    assert len(rows) == len(one)
+        same = f"{own[key]['same'].sum():.0f} of {len(tokens)}" if key[1] else ""
+        rest = (same, f"{own[key]['mib'].max():.0f}", f"{own[key]['start'][0]:.2f}")
+        rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), over, *rest])
+    assert len(rows) == len(own)
     return rows
+
+
+def readme_speeds() -> Cells:
+    """Of the page's table, in whole numbers."""
+    own = decodes("answers.csv")
+
+    def cell(*keys: tuple[str, str]) -> str:
+        return " / ".join(shown(*pooled(own[key]["tokens"] * 1e3, own[key]["wall_ms"]), places=0) for key in keys)
+
+    q4_0, q4_1, openvino, lookup = PEERS
+    rows = [[cell(q4_1, q4_0), ""], [cell(openvino, lookup), f"{own[lookup]['same'].sum():.0f} of 130"]]
+    for drafts in ("", "default", "2-calibrated"):
+        key = "latticebpd Q4_1", drafts
+        rows.append([cell(key), f"{own[key]['same'].sum():.0f} of 130" if drafts else ""])
+    return [[None, *row] for row in rows]
 
 
 def tasks() -> Cells:
@@ -328,7 +345,7 @@ Table = Callable[[], Cells] | str
 WORDS = "no measurement"
 OLD = "measured before rows were kept: "
 PAGES: dict[str, list[Table]] = {
-    "README.md": [readme],
+    "README.md": [readme, readme_speeds],
     "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
     "benchmarks/analysis.md": [OLD + "seconds and memory of passes over lattice files"],
     "benchmarks/bundled/make.md": [demo, *[OLD + "counts of decodes text by text"] * 2],

@@ -23,11 +23,13 @@ from latticebpd.report.demo_table import (
     REAL,
     TOY,
     Demo,
+    DemoPrompt,
+    Settings,
     flagship,
     prompts_of,
     run_demo,
     show,
-    shown_prompt,
+    shown_decode,
     system_names,
 )
 from tests.helpers.chat_models import save_chat_model
@@ -114,16 +116,29 @@ def test_a_text_that_differs_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyP
     assert "a system's text differs from greedy decoding's" in err
 
 
-def test_the_text_shown_repeats_itself_least(loaded: Loaded) -> None:
-    """By the share of its runs of three tokens that occur once only."""
+def test_the_text_shown_is_greedy_and_repeats_itself_least(loaded: Loaded) -> None:
+    """By the share of its runs of three tokens that are distinct: most of all prompts."""
 
-    def variety(number: int) -> float:
-        _, found = show(loaded, prompts_of(loaded)[number], TOY, None)
+    def variety(prompt: DemoPrompt, settings: Settings) -> float:
+        _, found = show(loaded, prompt, settings, None)
         new = found.sequences[0, found.prompt_length :].tolist()
         runs = list(zip(new, new[1:], new[2:], strict=False))
         return len(set(runs)) / len(runs)
 
-    assert max(range(len(prompts_of(loaded))), key=variety) == shown_prompt(loaded)
+    prompt, settings = shown_decode(loaded, TOY)
+    _, drafted = show(loaded, prompt, settings, None)
+    _, greedy = show(loaded, prompt, settings, None, "greedy")
+    assert torch.equal(drafted.sequences, greedy.sequences)
+    tokens: Any = drafted.sequences[0].tolist()
+    assert loaded.tokenizer.decode(tokens).startswith(
+        f"{prompt.text} `Get-Object` cmdlet.\n\n```yaml\nType: System.String\n"
+    )
+    assert loaded.tokenizer.decode(tokens).endswith("\n```")
+    assert variety(prompt, settings) > max(variety(each, settings) for each in prompts_of(loaded))
+
+
+def test_the_text_shown_is_as_short_as_the_others_are_asked_to_be(loaded: Loaded) -> None:
+    assert shown_decode(loaded, replace(TOY, max_new_tokens=8))[1].max_new_tokens == 8
 
 
 def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: Loaded) -> None:
@@ -131,7 +146,7 @@ def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: 
     assert status == 0, err
     first, _, _, *rest = out.splitlines()
     assert first.startswith("The bundled model is a toy: 6M parameters")
-    assert rest[0].startswith(prompts_of(loaded)[shown_prompt(loaded)].text[:40])
+    assert "\n".join(rest).startswith(shown_decode(loaded, TOY)[0].text)
     assert out.count("┃") >= 3
     assert "1 prompt, up to 8 tokens each" in out
     rows = [line.split("  ")[1] for line in out.splitlines() if re.search(r"\d×", line)]
@@ -223,7 +238,8 @@ def test_in_a_terminal_greedy_decoding_is_shown_next_to_the_drafted_text(
     assert "\x1b[32m" in written
     assert "\x1b[36m" in written
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written)
-    name, result = show(loaded, prompts_of(loaded)[shown_prompt(loaded)], replace(TOY, max_new_tokens=16), None)
+    prompt, settings = shown_decode(loaded, replace(TOY, max_new_tokens=16))
+    name, result = show(loaded, prompt, settings, None)
     assert f"(greedy: 16 tokens in 15 calls; {name}: 16 tokens in {result.num_calls} calls; the two take turns" in plain
     heading = next(line for line in reversed(plain.splitlines()) if line.startswith("greedy "))
     assert re.fullmatch(rf"greedy +[\d.]+ tokens/s +{name} +[\d.]+ tokens/s *", heading)
