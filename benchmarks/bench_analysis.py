@@ -139,17 +139,8 @@ def main() -> None:
                 sys.exit(f"{files} files: the counts are not those of {args.files[0]}")
         for name in (f"{kind}{'' if args.lm else ':0-gram'}" for kind in ("16-best", "64-tree")):
             measure(f"vanilla, {name}, oracle", name, files, args.threads, args.compared)
-    head = [
-        "pass",
-        "files",
-        "threads",
-        "lattices",
-        "seconds",
-        "lattices/s",
-        "peak MiB",
-        "of it before the first lattice",
-    ]
-    table("", head, rows)
+    counted = ("files", "threads", "lattices", "seconds", "lattices/s", "peak MiB", "of it before the first lattice")
+    table("", ("pass", *counted), rows)
 
 
 if __name__ == "__main__":

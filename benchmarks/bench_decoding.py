@@ -22,16 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
-from latticebpd import (
-    BlockwiseLM,
-    Loaded,
-    NoDrafter,
-    PathsDrafter,
-    TreeDrafter,
-    VanillaDrafter,
-    generate,
-    load,
-)
+from latticebpd import BlockwiseLM, Loaded, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate, load
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import BestTree, Drafter, MixtureDrafter, NBestPaths, PromptNgramDrafter
@@ -146,9 +137,8 @@ def compare(
                 watch, drafter = common.Stopwatch(clock), drafter_of()
                 started = clock()
                 with watch.around(NBestPaths, "draft", "rescoring"), watch.around(BestTree, "draft", "rescoring"):
-                    out = generate(
-                        model, prompts, drafter, attention_mask=mask, max_new_tokens=new_tokens, eos_token_id=()
-                    )
+                    sizes: Any = {"max_new_tokens": new_tokens, "eos_token_id": ()}
+                    out = generate(model, prompts, drafter, attention_mask=mask, **sizes)
                 elapsed[name] = clock() - started
                 if not torch.equal(out.sequences, reference.cpu()):
                     raise ValueError(f"{name}, {at}: expected generate()'s text, got another")
@@ -198,10 +188,8 @@ def bundled(arguments: argparse.Namespace, device: torch.device, clock: common.C
         fitting = min(context, model.base.config.max_position_embeddings - new_tokens)
         for batch in arguments.batch:
             batches = [(ids, torch.ones_like(ids)) for ids in prompts_of(bundle, batch, fitting, groups)]
-            rows, at = (
-                compare(model, batches, chosen, new_tokens, arguments.repeats, clock),
-                f"batch {batch}, context {fitting}",
-            )
+            rows = compare(model, batches, chosen, new_tokens, arguments.repeats, clock)
+            at = f"batch {batch}, context {fitting}"
             record["decoding"] += [row | {"batch": batch, "context": fitting} for row in rows]
             show(f"{at}, {new_tokens} new tokens a row, {groups} batches of prompts pooled", rows, headings)
             if arguments.budget:

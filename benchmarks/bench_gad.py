@@ -98,9 +98,8 @@ def systems(setting: Setting) -> dict[str, System]:
         f"GAD, k = {block}": setting.gad(),
     }
     if setting.lm is not None:
-        tree = partial(
-            gad_lattice_drafter, f"{block}-tree", setting.drafter, NgramModel.load(setting.lm), setting.alpha
-        )
+        lm = NgramModel.load(setting.lm)
+        tree = partial(gad_lattice_drafter, f"{block}-tree", setting.drafter, lm, setting.alpha)
         found[f"GAD, tree of {block} nodes, n-gram"] = tree, Exact()
     for beta, tau in GAD_PLUS:
         found[f"GAD++, k = {block}, β = {beta}, τ = {tau:g}"] = setting.gad(rule=TopBeta(beta, tau))
@@ -206,9 +205,8 @@ def sweeps(setting: Setting) -> dict[str, list[list[Any]]]:
     for tau in TAUS:
         runs = [setting.decoded(setting.gad(rule=TopBeta(beta, tau))) for beta in BETAS]
         grid.append([tau, *(value for each in runs for value in (each.tokens_per_call, setting.bleu(each.rows)))])
-    common.table(
-        "GAD++ by β and τ:", ("τ", *(f"β = {beta}: {what}" for beta in BETAS for what in ("tok.", "BLEU"))), grid
-    )
+    head = ("τ", *(f"β = {beta}: {what}" for beta in BETAS for what in ("tok.", "BLEU")))
+    common.table("GAD++ by β and τ:", head, grid)
     return {"block sizes": blocks, "beta and tau": grid}
 
 
@@ -222,16 +220,14 @@ def lattices(setting: Setting) -> list[list[Any]]:
             chosen[f"best tokens, k = {block}"] = partial(gad_drafter, model, block)
         for name, lm in models.items():
             if block <= model.block_size:
-                chosen[f"best path, {name}, k = {block}"] = partial(
-                    gad_lattice_drafter, "1-best", model, lm, alpha, block
-                )
+                best = partial(gad_lattice_drafter, "1-best", model, lm, alpha, block)
+                chosen[f"best path, {name}, k = {block}"] = best
             chosen[f"tree of {block} nodes, {name}"] = partial(gad_lattice_drafter, f"{block}-tree", model, lm, alpha)
         for name, drafter in chosen.items():
             found = setting.decoded((drafter, Exact()))
             rows.append([name, found.verified / sum(found.calls), found.tokens_per_call, found.iterations])
-    common.table(
-        f"Lattices and trees, exact (α = {alpha:g}):", ("drafts", "verified a call", "tok.", "iterations"), rows
-    )
+    head = ("drafts", "verified a call", "tok.", "iterations")
+    common.table(f"Lattices and trees, exact (α = {alpha:g}):", head, rows)
     return rows
 
 
@@ -239,10 +235,8 @@ def save_speedups(found: Mapping[str, Decoded], name: str, path: Path) -> None:
     """Speed-up of every sentence over beam 5 and greedy decoding (figure 4)."""
     rows: list[dict[str, Any]] = []
     for n, seconds in enumerate(found[name].seconds):
-        ratios = {
-            f"over_{label}": found[of].seconds[n] / seconds for label, of in (("beam_5", BEAM), ("greedy", GREEDY))
-        }
-        rows.append({"sentence": n, "tokens": len(found[name].rows[n]), **ratios})
+        over = {f"over_{label}": found[of].seconds[n] / seconds for label, of in (("beam_5", BEAM), ("greedy", GREEDY))}
+        rows.append({"sentence": n, "tokens": len(found[name].rows[n]), **over})
     common.write_csv(path, rows)
 
 
@@ -272,7 +266,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
     sizes = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     found.add_argument("--batch", type=sizes, default=[1, 8], help="sentences at once")
-    found.add_argument("--systems-only", action="store_true", help="stop after the comparison of systems")
     common.clock_options(found)
     found.add_argument("--output", "-o", type=Path, help="directory for what is not a table")
     return found
@@ -290,13 +283,10 @@ def main() -> None:
     few, chosen, by_rows = setting.first(arguments.timed), systems(setting), dict[int, dict[str, Decoded]]()
     for rows in arguments.batch:
         by_rows[rows], record[f"batches of {rows}"] = timed(few, rows)
-    if arguments.systems_only:
-        return
     parts = {name: modules(few, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
-    common.table(
-        "Milliseconds a sentence by module, one after another:", ("system", *MODULES, "total"), record["modules"]
-    )
+    head = ("system", *MODULES, "total")
+    common.table("Milliseconds a sentence by module, one after another:", head, record["modules"])
     record |= {"quality": quality(setting), **sweeps(setting), "lattices": lattices(setting)}
     if arguments.other:
         record["swap"] = []

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from benchmarks.common import claim, err, options, pair_options, run, set_up, signature, write_json
+from benchmarks.common import claim, err, markdown, options, pair_options, run, set_up, signature, write_json
 from fst.files import replacing
 from latticebpd import load
 from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
@@ -129,21 +129,18 @@ def row(measured: SystemRun, greedy: SystemRun, beam: SystemRun, bleu: float | N
     }
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """A table of rows."""
+def rows_as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows in Markdown, without columns that none has."""
 
-    def cell(key: str, value: Any) -> str:
-        if value is None or isinstance(value, str):
-            return value or ""
+    def cell(key: str, value: Any) -> Any:
         if isinstance(value, list):
             return " to ".join(f"{each:.2f}" for each in value)
         if key.startswith("FLOPs"):
             return f"{value:.3g}"
-        return str(value) if isinstance(value, int) else f"{value:.1f}" if key == "seconds" else f"{value:.2f}"
+        return f"{value:.1f}" if key == "seconds" else value
 
     keys = [key for key in rows[0] if any(each[key] is not None for each in rows)]
-    lines = [keys, ["---", *["--:"] * (len(keys) - 1)], *([cell(key, each[key]) for key in keys] for each in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(keys, [[cell(key, each[key]) for key in keys] for each in rows])
 
 
 @dataclass
@@ -307,7 +304,7 @@ def measured(
         rows.append(row(each, greedy, found[BEAM], score))
     left_out = f", {len(spelled) - len(kept)} of more than {room} left out" if len(kept) < len(spelled) else ""
     counts = f"{sum(map(len, greedy.tokens))} tokens, {threads} thread{'s' * (threads > 1)}"
-    print(f"{data}, {len(kept)} texts{left_out}, {counts}:\n\n{markdown(rows)}\n")
+    print(f"{data}, {len(kept)} texts{left_out}, {counts}:\n\n{rows_as_table(rows)}\n")
     if bleu is not None:
         print(f"BLEU: `{bleu.get_signature()}`\n")
     return rows

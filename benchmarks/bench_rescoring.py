@@ -37,15 +37,8 @@ class Lattices(NamedTuple):
         """The first slots and best k; where more slots are wanted than there are, lattices are joined end to end."""
         joined = -(-slots // self.tokens.shape[1])
         n = len(self.tokens) // joined
-        tokens, log_probs = (
-            a[: n * joined].reshape(n, -1, a.shape[-1])[:, :slots, :k] for a in (self.tokens, self.log_probs)
-        )
-        return Lattices(
-            self.name,
-            np.ascontiguousarray(tokens),
-            np.ascontiguousarray(log_probs),
-            self.contexts[: n * joined : joined],
-        )
+        arrays = (a[: n * joined].reshape(n, -1, a.shape[-1])[:, :slots, :k] for a in (self.tokens, self.log_probs))
+        return Lattices(self.name, *map(np.ascontiguousarray, arrays), self.contexts[: n * joined : joined])
 
     def first(self, n: int) -> Lattices:
         return Lattices(self.name, self.tokens[:n], self.log_probs[:n], self.contexts[:n])

@@ -1,34 +1,29 @@
 """Word lattices side by side: our search, and OpenFst's composition and shortest paths from Python.
 
     python -m benchmarks.bench_word_lattices
-    python -m benchmarks.bench_word_lattices --lm lm.fst --lattices lat.txt
 
-Without ``--lattices`` they are made: acyclic, an arc spans one to three states, a tenth are epsilons, words by the
-model's unigrams.  Every exact method must find the same p best scores, or the run ends with an error.  Times are
-milliseconds a lattice, the median over lattices of the least of the repetitions.
+Lattices are acyclic, an arc spans one to three states, a tenth are epsilons, words by the model's unigrams.  Every
+method must give the same p best scores, or the run ends with an error.  Times are milliseconds a lattice, the median
+over lattices of the least of the repetitions.
 
-    core                 `Lattice.nbest_paths`; "again": the lattice is determinized already
-    OpenFst, resolved    the lattice determinized, composed with `NgramModel.to_fst(tokens)`, shortest paths
-    OpenFst, epsilons    composed with the model as it is: paths back off past n-grams, scores are wrong
+    core       `Lattice.nbest_paths`; "again": the lattice is determinized already
+    OpenFst    the lattice determinized, composed with `NgramModel.to_fst(tokens)`, shortest paths
 
 OpenFst determinizes before it composes: ``shortestpath(unique=True)`` on the composition misses some of the best paths.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
 import sys
-import time
-from collections.abc import Callable
+import timeit
 from pathlib import Path
 
 import numpy as np
 import pynini
 
 import fst
-
-ASSET = Path(__file__).parents[1] / "latticebpd" / "assets" / "lm.fst"
+from benchmarks.common import options, signature, table
+from latticebpd.drafters.bundled import LM
 
 
 def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, density: float) -> fst.Lattice:
@@ -43,15 +38,6 @@ def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, de
         token = -1 if rng.random() < 0.1 else int(rng.choice(words))
         found.append((source, target, token, float(np.float32(-rng.exponential()))))
     return fst.Lattice.from_arcs(found, [(states - 1, 0.0)])
-
-
-def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    best = np.inf
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begin)
-    return best * 1e3
 
 
 def scores_of(best: pynini.Fst) -> np.ndarray:
@@ -69,7 +55,6 @@ def fresh(lattice: fst.Lattice) -> fst.Lattice:
 
 
 def measure(lm: fst.NgramModel, lattices: list[fst.Lattice], p: int, repeats: int) -> dict[str, float]:
-    by_epsilon = lm.to_fst().set_start(lm.unigram_state)
     times: dict[str, list[float]] = {}
     for lattice in lattices:
         automaton = lattice.to_fst()
@@ -80,16 +65,15 @@ def measure(lm: fst.NgramModel, lattices: list[fst.Lattice], p: int, repeats: in
         for name, work in {
             "core": lambda lattice=lattice: fresh(lattice).nbest_paths(lm, p),
             "core, again": lambda lattice=lattice: lattice.nbest_paths(lm, p),
-            "OpenFst, resolved": lambda lattice=lattice, automaton=automaton: openfst_paths(
+            "OpenFst": lambda lattice=lattice, automaton=automaton: openfst_paths(
                 automaton, lm.to_fst(lattice.tokens), p
             ),
-            "OpenFst, epsilons": lambda automaton=automaton: openfst_paths(automaton, by_epsilon, p),
             "core, posteriors": lambda lattice=lattice: lattice.arc_posteriors(lm),
             "OpenFst, posteriors": lambda lattice=lattice, automaton=automaton: openfst_sums(
                 automaton, lm.to_fst(lattice.tokens)
             ),
         }.items():
-            times.setdefault(name, []).append(milliseconds(work, repeats))
+            times.setdefault(name, []).append(1e3 * min(timeit.repeat(work, number=1, repeat=repeats)))
     return {name: float(np.median(values)) for name, values in times.items()}
 
 
@@ -100,33 +84,20 @@ def openfst_sums(lattice: pynini.Fst, model: pynini.Fst) -> tuple[object, object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lm", type=Path, default=ASSET, help="n-gram model, FST or ARPA")
-    parser.add_argument("--lattices", type=Path, help="Kaldi's or OpenFst's text, in the model's words or ids")
+    parser = options(__doc__, whole=True)
+    parser.add_argument("--lm", type=Path, default=LM, help="n-gram model, FST or ARPA")
     parser.add_argument("--count", type=int, default=10, help="lattices of each size")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    lm, rng = fst.NgramModel.load(args.lm), np.random.default_rng(0)
-    if args.lattices:
-        read = [lattice for _, lattice in fst.read_lattices(args.lattices, lm.symbols)]
-        sets = {f"{args.lattices.name}, {len(read)}": read[: args.count]}
-    else:
-        sets = {
-            f"{states} states, {density:g} arcs each": [
-                random_lattice(rng, lm, states, density) for _ in range(args.count)
-            ]
-            for states, density in ((20, 2), (100, 2), (100, 4), (1000, 2))
-        }
-    print(
-        f"{platform.processor() or platform.machine()}, one thread; {args.lm}, {sum(lm.num_ngrams):,} n-grams; "
-        "milliseconds\n"
-    )
-    names = ["core", "core, again", "OpenFst, resolved", "OpenFst, epsilons", "core, posteriors", "OpenFst, posteriors"]
-    print("| lattices | p | " + " | ".join(names) + " |\n" + "|---" * (2 + len(names)) + "|")
-    for name, lattices in sets.items():
+    lm, rng, rows = fst.NgramModel.load(args.lm), np.random.default_rng(0), []
+    for states, density in ((20, 2), (100, 2), (100, 4), (1000, 2)):
+        lattices = [random_lattice(rng, lm, states, density) for _ in range(args.count)]
         for p in (1, 16, 100):
             times = measure(lm, lattices, p, args.repeats)
-            print(f"| {name} | {p} | " + " | ".join(f"{times[each]:.3g}" for each in names) + " |", flush=True)
+            cells = (f"{each:.3g}" for each in times.values())
+            rows.append([f"{states} states, {density} arcs each", p, *cells])
+    signature(ngrams=f"{sum(lm.num_ngrams):,}")
+    table("milliseconds a lattice", ("lattices", "p", *times), rows)
 
 
 if __name__ == "__main__":

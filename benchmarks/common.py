@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import csv
 import json
+import lzma
 import platform
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -140,8 +142,9 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first records of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
+    """The first records of a JSONL file, plain or compressed by xz."""
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in islice(file, limit)]
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) -> None:
@@ -150,9 +153,8 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) ->
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow(
-                {key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()}
-            )
+            short = (round(value, digits) if isinstance(value, float) else value for value in row.values())
+            writer.writerow(dict(zip(row, short, strict=True)))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -13,7 +13,18 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.common import ENDS, Interval, interval, markdown, pooled, read_json, spread, with_ends, write_json
+from benchmarks.common import (
+    ENDS,
+    Interval,
+    interval,
+    markdown,
+    pooled,
+    read_json,
+    spread,
+    stored,
+    with_ends,
+    write_json,
+)
 from fst.files import replacing
 from latticebpd import BlockwiseLM, generate
 from latticebpd.report.theme import MARKERS, SERIES, png
@@ -38,13 +49,6 @@ class Decoded:
     calls: list[int] = field(default_factory=list)
     verified: int = 0
     seconds: list[float] = field(default_factory=list)
-
-    def save(self, path: Path) -> None:
-        write_json(path, vars(self))
-
-    @classmethod
-    def load(cls, path: Path) -> Decoded:
-        return cls(**read_json(path))
 
     def add(self, other: Decoded) -> None:
         """Further texts."""
@@ -111,6 +115,11 @@ def decode(
     return found
 
 
+def stored_decodes(path: Path, model: Any, sources: Sequence[Sequence[int]], system: System, max_new: int) -> Decoded:
+    """`decode` from its JSON file, done first if that is missing."""
+    return Decoded(**stored(path, lambda: vars(decode(model, sources, system, max_new))))
+
+
 def timed(
     path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int
 ) -> None:
@@ -131,9 +140,7 @@ def speed_rows(path: Path) -> list[dict[str, Any]]:
     taken = {name: np.array(rows).T for name, rows in read_json(path).items()}
     greedy, rows = next(iter(taken.values()))[0], []
     for name, (seconds, tokens, calls) in taken.items():
-        speedup = interval(
-            lambda drawn, own=seconds: greedy[drawn].mean(axis=-1) / own[drawn].mean(axis=-1), len(greedy)
-        )
+        speedup = interval(lambda drawn, own=seconds: greedy[drawn].mean(-1) / own[drawn].mean(-1), len(greedy))
         accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(seconds.mean())
         rows.append({"system": name, "accepted": accepted, "ms a token": milliseconds} | with_ends("speedup", speedup))
     return rows

@@ -156,9 +156,8 @@ def show(work: Path, runs: Sequence[str], about: str) -> None:
     for name in runs:
         for line in common.read_json(result_of(work, name)):
             if line["k"] is not None or name == runs[0]:
-                rows.append(
-                    {column: line[column] for column in COLUMNS} | {"run": line["run"] if line["k"] is None else name}
-                )
+                run = line["run"] if line["k"] is None else name
+                rows.append({column: line[column] for column in COLUMNS} | {"run": run})
     common.table(about, COLUMNS, [[*row.values()] for row in rows])
     common.write_csv(work / "table.csv", rows, digits=17)
 
@@ -174,9 +173,7 @@ def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> No
     parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
     about = "of the teacher, further, on its text (default: 2/9 of the teacher's)"
     parser.add_argument("--verifier-updates", type=int, help=about)
-    parser.add_argument(
-        "--written", type=int, help="number of training sentences that are translated anew; the first ones"
-    )
+    parser.add_argument("--written", type=int, help="number of training sentences to translate anew; the first ones")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
@@ -202,12 +199,7 @@ def main() -> None:
     common.set_up(arguments.threads)
     work, measure = arguments.work, arguments.measure
     if measure is not None:  # in a process of its own
-        arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = (
-            [arguments.test],
-            work / "verifier",
-            None,
-            0.0,
-        )
+        vars(arguments).update(pairs=[arguments.test], verifier=work / "verifier", lm=None, alpha=0.0)
         common.write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
         return
     claim_options(work, arguments, MADE_WITH)
@@ -218,9 +210,8 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
         common.stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
     sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
-    show(
-        work, arguments.runs, f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:"
-    )
+    about = f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:"
+    show(work, arguments.runs, about)
 
 
 if __name__ == "__main__":

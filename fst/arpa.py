@@ -70,9 +70,8 @@ def parse_arpa(
         _feed(parser, Path(path), progress)
         parser.finish()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}: expected a whole gzip stream, got a damaged one ({error}); make the file again"
-        ) from None
+        got = f"a damaged one ({error}); make the file again"
+        raise ValueError(f"{path}: expected a whole gzip stream, got {got}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for warning in parser.warnings:
@@ -112,15 +111,12 @@ class _Words:
             return self.tokens
         missing = next((word for word in words if word not in self.vocab), None)
         if missing is not None:
-            raise ValueError(
-                f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks"
-            )
+            raise ValueError(f"expected unigrams of the vocabulary given, got {missing!r}, which it lacks")
         self.tokens = [int(self.vocab[word]) for word in words]
         most = most_labels(len(self.vocab))
         if not all(0 <= token < most for token in self.tokens):
-            raise ValueError(
-                f"expected a vocabulary of token ids from 0 to {most - 1}, got {min(self.tokens)} to {max(self.tokens)}"
-            )
+            got = f"{min(self.tokens)} to {max(self.tokens)}"
+            raise ValueError(f"expected a vocabulary of token ids from 0 to {most - 1}, got {got}")
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens

@@ -77,18 +77,14 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
         for begin in range(0, len(columns[0]), PIECE):
             rows, log_probs, backoffs = (column[begin : begin + PIECE] for column in columns)
             if (rows < UNK).any() or (rows == -1).any():
-                raise ValueError(
-                    f"order {order}: expected token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}, got others"
-                )
+                wanted = f"token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}"
+                raise ValueError(f"order {order}: expected {wanted}, got others")
             if rows.max() >= num_tokens:
-                raise ValueError(
-                    f"order {order}: expected tokens of the unigrams, whose highest id is {num_tokens - 1}, got "
-                    f"{rows.max()}"
-                )
+                wanted = f"tokens of the unigrams, whose highest id is {num_tokens - 1}"
+                raise ValueError(f"order {order}: expected {wanted}, got {rows.max()}")
             if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
-                raise ValueError(
-                    f"order {order}: expected <s> only at the beginning of an n-gram and </s> only at its end"
-                )
+                wanted = "<s> only at the beginning of an n-gram and </s> only at its end"
+                raise ValueError(f"order {order}: expected {wanted}")
             labels = rows.astype(np.int32)
             labels += 1
             labels[rows == EOS], labels[rows == UNK] = END_LABEL, unk_label
@@ -125,9 +121,8 @@ def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
     narcs = states["narcs"].astype(np.int64)
     begin = np.cumsum(narcs) - narcs
     if int(narcs.sum()) != len(arcs) or ((states["pos"] != begin) & (narcs > 0)).any():
-        raise ValueError(
-            "expected the arcs of the states one after another, as OpenFst writes them; the file is damaged"
-        )
+        wanted = "the arcs of the states one after another, as OpenFst writes them"
+        raise ValueError(f"expected {wanted}; the file is damaged")
     labels = arcs["ilabel"].copy()
     differ = labels != arcs["olabel"]
     if differ.any():
@@ -153,31 +148,27 @@ def refuse_other_automata(automaton: Automaton) -> None:
     repeated = (np.diff(labels) == 0) & (np.diff(source) == 0)
     if repeated.any():
         label, state = labels[:-1][repeated][0], source[:-1][repeated][0]
-        raise ValueError(
-            f"expected a deterministic backoff model, got two arcs labelled {label} at state {state}; determinize it"
-        )
+        got = f"two arcs labelled {label} at state {state}"
+        raise ValueError(f"expected a deterministic backoff model, got {got}; determinize it")
     failure = labels == 0
     target = np.full(len(automaton.states), -1)
     target[source[failure]] = automaton.arcs["nextstate"][failure]
     if (missing := np.flatnonzero((target < 0) & (np.arange(len(target)) != unigram_state))).size:
         raise ValueError(
-            f"expected a backoff model, got state {missing[0]} without a failure arc (label 0), although failure "
-            "arcs lead to "
-            f"state {unigram_state} as that of the unigrams"
+            f"expected a backoff model, got state {missing[0]} without a failure arc (label 0), although failure arcs "
+            f"lead to state {unigram_state} as that of the unigrams"
         )
     target[unigram_state] = unigram_state
     for _ in range(MAX_ORDER.bit_length()):
         target = target[target]
     if (lost := np.flatnonzero(target != unigram_state)).size:
-        raise ValueError(
-            f"expected failure arcs that lead to state {unigram_state}, got a cycle of them from state {lost[0]}"
-        )
+        got = f"a cycle of them from state {lost[0]}"
+        raise ValueError(f"expected failure arcs that lead to state {unigram_state}, got {got}")
     unknown = ~np.isin(labels, labels[source == unigram_state]) & ~failure
     if unknown.any():
         raise ValueError(
-            f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state "
-            f"{source[unknown][0]}, which the unigram "
-            f"state {unigram_state} lacks; this is no backoff model"
+            f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state {source[unknown][0]}, "
+            f"which the unigram state {unigram_state} lacks; this is no backoff model"
         )
 
 

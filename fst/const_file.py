@@ -121,10 +121,8 @@ class _Cursor:
     def string(self) -> bytes:
         (length,) = self.take("<i")
         if length < 0:
-            raise ValueError(
-                f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file "
-                "is damaged"
-            )
+            wanted = "expected the length of a string"
+            raise ValueError(f"{self.path}: byte {self.offset - 4}: {wanted}, got {length}; the file is damaged")
         self.need(length)
         self.offset += length
         return self.data[self.offset - length : self.offset]
@@ -174,14 +172,12 @@ def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
     fst_type, arc_type = cursor.text(), cursor.text()
     version, flags, properties, start, num_states, num_arcs = cursor.take("<iiQqqq")
     if arc_type != "standard":
-        raise ValueError(
-            f"{path}: expected standard arcs, got {arc_type[:40]!r}; convert them with fstmap --map_type=to_standard"
-        )
+        got = f"{arc_type[:40]!r}; convert them with fstmap --map_type=to_standard"
+        raise ValueError(f"{path}: expected standard arcs, got {got}")
     versions = {"const": (ALIGNED_VERSION, UNALIGNED_VERSION), "vector": (VECTOR_VERSION,)}.get(fst_type)
     if versions is None:
-        raise ValueError(
-            f"{path}: expected a const FST, got {fst_type[:40]!r}; convert it with fstconvert --fst_type=const"
-        )
+        got = f"{fst_type[:40]!r}; convert it with fstconvert --fst_type=const"
+        raise ValueError(f"{path}: expected a const FST, got {got}")
     if version not in versions:
         raise ValueError(f"{path}: expected version {versions[-1]} of the {fst_type} type, got {version}")
     symbols = _read_symbols(cursor) if flags & HAS_INPUT_SYMBOLS else None
@@ -194,18 +190,16 @@ def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
     else:
         states, arcs = _read_vector(cursor, num_states)
     if not 0 <= start < len(states):
-        raise ValueError(
-            f"{path}: expected a start state below {len(states)}, got {start}; an empty automaton is no language model"
-        )
+        got = f"{start}; an empty automaton is no language model"
+        raise ValueError(f"{path}: expected a start state below {len(states)}, got {got}")
     return FstFile(states, arcs, start, symbols, properties)
 
 
 def _read_symbols(cursor: _Cursor) -> Symbols:
     (magic,) = cursor.take("<i")
     if magic != SYMBOLS_MAGIC:
-        raise ValueError(
-            f"{cursor.path}: byte {cursor.offset - 4}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}"
-        )
+        at = f"{cursor.path}: byte {cursor.offset - 4}"
+        raise ValueError(f"{at}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}")
     name = cursor.text()
     _, count = cursor.take("<qq")
     try:
@@ -219,9 +213,8 @@ def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: boo
     if aligned:
         cursor.align()
     if not 0 <= count < 2**32:
-        raise ValueError(
-            f"{cursor.path}: expected a number of states and arcs below 2^32, got {count}; the header is damaged"
-        )
+        wanted = "a number of states and arcs below 2^32"
+        raise ValueError(f"{cursor.path}: expected {wanted}, got {count}; the header is damaged")
     cursor.need(count * dtype.itemsize)
     records = np.frombuffer(cursor.data, dtype, count, cursor.offset) if count else np.empty(0, dtype)
     cursor.offset += count * dtype.itemsize

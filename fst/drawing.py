@@ -72,9 +72,8 @@ def lattice_svg(
             for rank, (token, log_prob) in enumerate(sorted(arcs, key=lambda arc: (-weight_of[arc[0]], arc[0])))
         ]
         extra = [arc for arc in ranked[most:] if arc.right or arc.drafted]
-        slots.append(
-            [*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < most - len(extra)), *extra]
-        )
+        room = most - len(extra)
+        slots.append([*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < room), *extra])
     _limit(sum(map(len, slots)))
     slot_width = SLOT_WIDTH if after is None else SLOT_WIDTH + 44
     height = 2 * MARGIN + ROW_HEIGHT * max(map(len, slots), default=1)
@@ -89,17 +88,14 @@ def lattice_svg(
     for state in range(len(slots) + 1):
         x = MARGIN + RADIUS + slot_width * state
         rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
-        lines += [
-            f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="fill:none;stroke:{_INK};stroke-width:1.3"/>'
-            for r in rings
-        ]
-        lines.append(
-            f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>'
-        )
+        style = f"fill:none;stroke:{_INK};stroke-width:1.3"
+        lines += [f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="{style}"/>' for r in rings]
+        style = f"fill:{_INK};font-size:10px;text-anchor:middle"
+        lines.append(f'<text x="{x}" y="{middle + 3.5:g}" style="{style}">{state}</text>')
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" '
-        f'aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">{"".join(lines)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">'
+        f"{''.join(lines)}</svg>"
     )
 
 
@@ -155,10 +151,8 @@ def model_dot(model: NgramModel) -> str:
     arcs = []
     queue = list(histories)
     for state in queue:
-        record = model.states[state]
-        for label, _, cost, target in model.arcs[
-            int(record["pos"]) : int(record["pos"]) + int(record["narcs"])
-        ].tolist():
+        begin, count = (int(model.states[name][state]) for name in ("pos", "narcs"))
+        for label, _, cost, target in model.arcs[begin : begin + count].tolist():
             word = "<unk>" if label == unk_label else name(label - 1)
             if label == 0:
                 arcs.append(_arc(state, target, f"{-cost:.2f}", "style=dashed"))
@@ -171,7 +165,8 @@ def model_dot(model: NgramModel) -> str:
     for state, history in histories.items():
         final = float(model.states["final"][state])
         ends = model.core.has_end and np.isfinite(final)
-        nodes.append(_node(state, f"{history}\n</s> {-final:.2f}" if ends else history, final=bool(ends)))
+        label = _quoted(f"{history}\n</s> {-final:.2f}" if ends else history)
+        nodes.append(f"{state} [label={label}{', peripheries=2' if ends else ''}]")
     return _graph(nodes + arcs)
 
 
@@ -193,9 +188,8 @@ def svg(dot: str) -> str:
 
 def _limit(arcs: int) -> None:
     if arcs > MOST_ARCS:
-        raise ValueError(
-            f"expected at most {MOST_ARCS} arcs to draw, got {arcs}; prune the model or shorten the lattice"
-        )
+        remedy = "prune the model or shorten the lattice"
+        raise ValueError(f"expected at most {MOST_ARCS} arcs to draw, got {arcs}; {remedy}")
 
 
 def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
@@ -208,10 +202,6 @@ def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
 def _quoted(text: str) -> str:
     escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
-
-
-def _node(state: int, label: str, final: bool) -> str:
-    return f"{state} [label={_quoted(label)}{', peripheries=2' if final else ''}]"
 
 
 def _arc(source: int, target: int, label: str, *attributes: str) -> str:

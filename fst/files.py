@@ -147,9 +147,8 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
     path = Path(path)
     kind = "folder" if path.is_dir() else "file" if path.is_file() else "device"
     if path.exists() and kind not in kinds:
-        raise ValueError(
-            f"{path}: expected to write a {' or a '.join(kinds)} of this name, found a {kind}; name another"
-        )
+        wanted = f"expected to write a {' or a '.join(kinds)} of this name"
+        raise ValueError(f"{path}: {wanted}, found a {kind}; name another")
     folder = path if path.is_dir() else path.parent
     while not folder.exists():
         folder = folder.parent
@@ -157,9 +156,8 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"{path}: expected a folder that can be written to, got {folder}: {error.strerror}; name another"
-        ) from None
+        got = f"{folder}: {error.strerror}; name another"
+        raise ValueError(f"{path}: expected a folder that can be written to, got {got}") from None
 
 
 @contextmanager

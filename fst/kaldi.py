@@ -91,9 +91,8 @@ class _Entry:
 
     def lattice(self) -> Lattice:
         words = None if self.vocabulary is None else self.vocabulary.words
-        return Lattice.from_arcs(
-            self.arcs, self.finals, self.arcs[0][0] if self.arcs else self.finals[0][0] if self.finals else 0, words
-        )
+        start, *_ = (*(arc[0] for arc in self.arcs[:1]), *(state for state, _ in self.finals[:1]), 0)
+        return Lattice.from_arcs(self.arcs, self.finals, start, words)
 
     def _token(self, word: str) -> int:
         if self.vocabulary is not None:
@@ -104,15 +103,12 @@ class _Entry:
         if not weights:
             return 0.0
         costs = weights[0].split(",")[:2]
+        scales = self.scales if len(costs) == 2 else (1.0,)
         try:
-            return sum(
-                scale * float(cost)
-                for scale, cost in zip(self.scales if len(costs) == 2 else (1.0,), costs, strict=True)
-            )
+            return sum(scale * float(cost) for scale, cost in zip(scales, costs, strict=True))
         except ValueError:
-            raise ValueError(
-                f"expected a weight as cost or graph,acoustic[,alignment], got {weights[0][:40]!r}"
-            ) from None
+            got = f"got {weights[0][:40]!r}"
+            raise ValueError(f"expected a weight as cost or graph,acoustic[,alignment], {got}") from None
 
 
 def _integer(what: str, field: str) -> int:

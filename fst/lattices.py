@@ -31,9 +31,8 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
     """
     token_array, log_prob_array = np.asarray(tokens), np.asarray(log_probs, np.float64)
     if token_array.ndim != 2 or token_array.shape != log_prob_array.shape:
-        raise ValueError(
-            f"expected tokens and log_probs of one shape [slots, k], got {token_array.shape} and {log_prob_array.shape}"
-        )
+        got = f"{token_array.shape} and {log_prob_array.shape}"
+        raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {got}")
     if token_array.dtype.kind not in "iu":
         raise ValueError(f"expected tokens as integers, got {token_array.dtype}")
     slots = []
@@ -43,14 +42,11 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
         arcs = [(token, log_prob) for token, log_prob in zip(slot_tokens, slot_log_probs, strict=True) if token != -1]
         for token, log_prob in arcs:
             if not 0 <= token <= LARGEST_TOKEN:
-                raise ValueError(
-                    f"slot {slot}: expected token ids from 0 to {LARGEST_TOKEN}, or -1 as padding, got {token}"
-                )
+                wanted = f"token ids from 0 to {LARGEST_TOKEN}, or -1 as padding"
+                raise ValueError(f"slot {slot}: expected {wanted}, got {token}")
             if not log_prob <= LARGEST_WEIGHT:
-                raise ValueError(
-                    f"slot {slot}: expected a log-probability of at most {LARGEST_WEIGHT:g} for token {token}, "
-                    f"got {log_prob}"
-                )
+                wanted = f"a log-probability of at most {LARGEST_WEIGHT:g} for token {token}"
+                raise ValueError(f"slot {slot}: expected {wanted}, got {log_prob}")
         arcs = [arc for arc in arcs if arc[1] > -LARGEST_WEIGHT]
         if not arcs:
             raise ValueError(f"slot {slot}: expected at least one token of positive probability, got none")
@@ -75,19 +71,17 @@ def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_])
         raise ValueError(f"expected real transitions, got {values.dtype}")
     with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
         gains = np.ascontiguousarray(values, values.dtype if values.dtype == np.float16 else np.float32)
-    least, most = (
-        (-LARGEST_WEIGHT, LARGEST_WEIGHT) if gains.dtype == np.float32 else (-np.inf, float(np.finfo(np.float16).max))
-    )
+    least, most = -LARGEST_WEIGHT, LARGEST_WEIGHT
+    if gains.dtype == np.float16:
+        least, most = -np.inf, float(np.finfo(np.float16).max)
     if gains.min(initial=0) > least and gains.max(initial=0) <= most:  # NaN fails too
         return gains
     between = arcs[..., :-1, :, None] & arcs[..., 1:, None, :]
     if (bad := between & ~(gains <= most)).any():
         *row, slot, before, arc = map(int, np.argwhere(bad)[0])
-        raise ValueError(
-            f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}: expected a "
-            "transition of at most "
-            f"{LARGEST_WEIGHT:g}, got {gains[*row, slot, before, arc]}"
-        )
+        at = f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}"
+        wanted = f"a transition of at most {LARGEST_WEIGHT:g}"
+        raise ValueError(f"{at}: expected {wanted}, got {gains[*row, slot, before, arc]}")
     return np.where(between & (gains > least), gains, gains.dtype.type(-np.inf))
 
 
@@ -125,9 +119,9 @@ def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, 
         pairs = {(label, target) for _, label, target, _ in arcs}
         if len(targets) > 1 and not len(pairs) == len(tokens) == len(targets):
             raise ValueError(
-                f"expected a linear acceptor, or one with a state for each token of a slot, got {len(targets)} "
-                f"states for {len(tokens)} tokens of slot "
-                f"{len(slots)}; it is no sausage: fst.Lattice reads acyclic lattices of any shape"
+                f"expected a linear acceptor, or one with a state for each token of a slot, got {len(targets)} states "
+                f"for {len(tokens)} tokens of slot {len(slots)}; it is no sausage: fst.Lattice reads acyclic lattices "
+                "of any shape"
             )
         column = {token: at for at, token in enumerate(tokens)}
         slots.append((tokens, {(layer[state], column[label - 1]): weight for state, label, _, weight in arcs}))

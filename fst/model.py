@@ -27,7 +27,10 @@ TOKEN_IDS, WORDS = "token-ids", "words"
 
 
 class NgramModel:
-    """An n-gram backoff model; `fst.automaton` defines its states and arcs.
+    """An n-gram backoff model; `fst.automaton` defines its ``states`` and ``arcs``.
+
+    ``start_state`` is that of the history ``<s>``, ``unigram_state`` that of the empty one, ``unk_label`` the label of
+    ``<unk>``, 0 for a model without it.
 
     Log-probabilities are natural. A token that the unigrams lack is read as ``<unk>`` where the model has one, and has
     `LOG_ZERO` otherwise; the backoff weights on the way to the unigrams count in either case.
@@ -46,13 +49,12 @@ class NgramModel:
             there are symbols and no fingerprint.
         """
         self.automaton = automaton
+        self.states, self.arcs, self.start_state, self.unigram_state, self.unk_label = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
         self.own_ids = symbols is not None and fingerprint is None if own_ids is None else own_ids
         self._mapped_from: Path | None = None
-        self.core = _core.Model(
-            automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
-        )
+        self.core = _core.Model(*automaton, LOG_ZERO)
 
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
@@ -163,29 +165,6 @@ class NgramModel:
         """All n-grams as arrays."""
         return _automaton.to_table(self.core, self.symbols, self.fingerprint)
 
-    @property
-    def states(self) -> Records:
-        return self.automaton.states
-
-    @property
-    def arcs(self) -> Records:
-        return self.automaton.arcs
-
-    @property
-    def start_state(self) -> int:
-        """The state of the history ``<s>``."""
-        return self.automaton.start
-
-    @property
-    def unigram_state(self) -> int:
-        """The state of the empty history."""
-        return self.automaton.unigram_state
-
-    @property
-    def unk_label(self) -> int:
-        """The label of ``<unk>``, 0 for a model without it."""
-        return self.automaton.unk_label
-
     @cached_property
     def num_ngrams(self) -> list[int]:
         """The number of n-grams of each order; counted once, when asked for.
@@ -232,8 +211,7 @@ def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
-    The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a
-    context.
+    The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a context.
     """
     builder, unk_label = _automaton.build(table)
     tokens = table.ngrams[0][:, 0]
@@ -263,13 +241,11 @@ def arpa_to_fst(
     parser = parsed.parser
     if fingerprint is not None and vocab is None and parsed.symbols is not None:
         word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
-        raise ValueError(
-            f"{arpa}: expected the ids of a tokenizer as words, got words such as {word!r}; convert without a tokenizer"
-        )
+        got = f"words such as {word!r}; convert without a tokenizer"
+        raise ValueError(f"{arpa}: expected the ids of a tokenizer as words, got {got}")
     if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
-        raise ValueError(
-            f"{arpa}: expected token ids below {vocab_size}, the tokenizer's size, got {max(parsed.tokens)}"
-        )
+        wanted = f"token ids below {vocab_size}, the tokenizer's size"
+        raise ValueError(f"{arpa}: expected {wanted}, got {max(parsed.tokens)}")
     symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols))
@@ -313,11 +289,9 @@ def refuse_other_words(model: NgramModel, symbols: Sequence[str] | None, tokens:
         return
     for token in np.unique(tokens[tokens >= 0]).tolist():
         if token < min(len(symbols), len(model.symbols)) and symbols[token] and symbols[token] != model.symbols[token]:
-            raise ValueError(
-                f"expected a lattice in the model's words, got {symbols[token]!r} as token {token}, which the "
-                "model has as "
-                f"{model.symbols[token]!r}; read the lattice with symbols=model.symbols"
-            )
+            got = f"{symbols[token]!r} as token {token}, which the model has as {model.symbols[token]!r}"
+            remedy = "read the lattice with symbols=model.symbols"
+            raise ValueError(f"expected a lattice in the model's words, got {got}; {remedy}")
 
 
 def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
@@ -331,9 +305,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
     words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
     largest = max(words, default=0)
     if min(words, default=1) < 0 or largest > most_labels(len(words)):
-        raise ValueError(
-            f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}"
-        )
+        most = most_labels(len(words))
+        raise ValueError(f"expected symbols with labels from 0 to {most}, got {min(words)} to {largest}")
     if len(set(words.values())) < len(words):
         word, count = Counter(words.values()).most_common(1)[0]
         raise ValueError(f"expected every symbol once, got {word!r} {count} times")
@@ -344,9 +317,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
 def _arcs_of(states: Records, arcs: Records, state: int) -> Records:
     begin, count = int(states["pos"][state]), int(states["narcs"][state])
     if begin + count > len(arcs):
-        raise ValueError(
-            f"expected the arcs of state {state} among the {len(arcs)} of the file, got {begin}..{begin + count - 1}"
-        )
+        got = f"{begin}..{begin + count - 1}"
+        raise ValueError(f"expected the arcs of state {state} among the {len(arcs)} of the file, got {got}")
     return arcs[begin : begin + count]
 
 
@@ -369,11 +341,9 @@ def _refuse_unreadable(path: Path) -> None:
         head = file.read(64)
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         raise ValueError(
-            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words "
-            "instead of the words; "
+            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words alone; "
             "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
         )
     if b"\0" in head and not head.startswith(b"\x1f\x8b"):
-        raise ValueError(
-            f"{path}: expected an ARPA file (plain or gzip) or an OpenFst file, got some other binary file"
-        )
+        wanted = "an ARPA file (plain or gzip) or an OpenFst file"
+        raise ValueError(f"{path}: expected {wanted}, got some other binary file")

@@ -27,41 +27,33 @@ def records_of(automaton: Any) -> FstFile:
     if not is_openfst(automaton):
         raise ValueError(f"expected an FST of pynini or pywrapfst, got {type(automaton).__name__}")
     if automaton.arc_type() != "standard":
-        raise ValueError(
-            f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to "
-            "convert them"
-        )
+        got = f"arc type {automaton.arc_type()}; use arcmap to convert them"
+        raise ValueError(f"expected tropical weights (arc type standard), got {got}")
     if automaton.start() < 0:
         raise ValueError("expected an automaton with paths, got one without a start state")
     file = parse_fst(pywrapfst.convert(automaton, "const").write_to_string(), "FST")
     arcs, states = file.arcs, file.states
-
-    def refuse(bad: np.ndarray, what: str) -> None:
-        if bad.any():
-            arc = int(np.argmax(bad))
-            state = int(np.searchsorted(states["pos"], arc, side="right")) - 1
-            raise ValueError(what.format(arc=arcs[arc], state=state))
-
-    refuse(arcs["ilabel"] < 0, "expected labels of 0 and above, got {arc[ilabel]} at state {state}")
-    refuse(
-        np.isnan(arcs["weight"]) | (arcs["weight"] == -np.inf),
-        "expected weights above -inf, got {arc[weight]} at state {state}",
-    )
+    _refuse(file, arcs["ilabel"] < 0, "expected labels of 0 and above, got {arc[ilabel]} at state {state}")
+    infinite = np.isnan(arcs["weight"]) | (arcs["weight"] == -np.inf)
+    _refuse(file, infinite, "expected weights above -inf, got {arc[weight]} at state {state}")
     if (bad := np.isnan(states["final"]) | (states["final"] == -np.inf)).any():
-        raise ValueError(
-            f"expected final weights above -inf, got {states['final'][bad][0]} at state {int(np.argmax(bad))}"
-        )
+        got = f"{states['final'][bad][0]} at state {int(np.argmax(bad))}"
+        raise ValueError(f"expected final weights above -inf, got {got}")
     return file
 
 
 def refuse_transducer(file: FstFile) -> None:
     """ValueError unless every arc has one label."""
-    differ = file.arcs["ilabel"] != file.arcs["olabel"]
-    if differ.any():
-        arc = int(np.argmax(differ))
+    got = "an arc {arc[ilabel]}:{arc[olabel]} at state {state}; project it"
+    _refuse(file, file.arcs["ilabel"] != file.arcs["olabel"], f"expected an acceptor, got {got}")
+
+
+def _refuse(file: FstFile, bad: np.ndarray, message: str) -> None:
+    """ValueError for the first of the ``bad`` arcs, ``[arcs]`` bool."""
+    if bad.any():
+        arc = int(np.argmax(bad))
         state = int(np.searchsorted(file.states["pos"], arc, side="right")) - 1
-        labels = f"{file.arcs['ilabel'][arc]}:{file.arcs['olabel'][arc]}"
-        raise ValueError(f"expected an acceptor, got an arc {labels} at state {state}; project it")
+        raise ValueError(message.format(arc=file.arcs[arc], state=state))
 
 
 def to_openfst(
@@ -70,9 +62,8 @@ def to_openfst(
     """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``, of what `const_blocks` takes."""
     ends = states["pos"].astype(np.int64) + states["narcs"]
     if ends.max(initial=0) > len(arcs) or not 0 <= start < len(states):
-        raise ValueError(
-            f"expected states of at most {len(arcs)} arcs, got one whose arcs end at {ends.max()}; the file is damaged"
-        )
+        got = f"one whose arcs end at {ends.max()}; the file is damaged"
+        raise ValueError(f"expected states of at most {len(arcs)} arcs, got {got}")
     if ((arcs["nextstate"] < 0) | (arcs["nextstate"] >= len(states))).any():
         raise ValueError(f"expected arcs to states below {len(states)}, got others; the file is damaged")
     data = b"".join(const_blocks(states, arcs, start, symbols, properties))

@@ -42,15 +42,9 @@ class NgramTable:
                 "expected one array of ngrams, log_probs and backoffs for each of at least one order, "
                 f"got {len(self.ngrams)}, {len(self.log_probs)} and {len(self.backoffs)}"
             )
-        for order, (rows, log_probs, backoffs) in enumerate(
-            zip(self.ngrams, self.log_probs, self.backoffs, strict=True), 1
-        ):
-            if (
-                rows.ndim != 2
-                or rows.shape[1] != order
-                or log_probs.shape != rows.shape[:1]
-                or backoffs.shape != rows.shape[:1]
-            ):
+        columns = zip(self.ngrams, self.log_probs, self.backoffs, strict=True)
+        for order, (rows, log_probs, backoffs) in enumerate(columns, 1):
+            if rows.shape[1:] != (order,) or not log_probs.shape == backoffs.shape == rows.shape[:1]:
                 raise ValueError(
                     f"order {order}: expected ngrams [n, {order}], log_probs [n] and backoffs [n], "
                     f"got {rows.shape}, {log_probs.shape} and {backoffs.shape}"

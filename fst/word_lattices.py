@@ -69,9 +69,8 @@ class Lattice:
         rows = np.array(list(arcs), np.dtype([("source", "i8"), ("target", "i8"), ("token", "i8"), ("log_prob", "f8")]))
         ends = np.array(list(finals), np.dtype([("state", "i8"), ("log_prob", "f8")]))
         if (bad := (rows["token"] < EPSILON) | (rows["token"] > LARGEST_TOKEN)).any():
-            raise ValueError(
-                f"expected token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon, got {rows['token'][bad][0]}"
-            )
+            wanted = f"token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon"
+            raise ValueError(f"expected {wanted}, got {rows['token'][bad][0]}")
         for weights in (rows["log_prob"], ends["log_prob"]):
             if (bad := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
                 raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad][0]}")
@@ -105,9 +104,8 @@ class Lattice:
         vocabulary, word_of = Vocabulary(symbols), acceptor.symbols.of_label()
         used, index = np.unique(labels, return_inverse=True)
         if missing := set(used.tolist()) - set(word_of) - {0}:
-            raise ValueError(
-                f"expected a symbol for every label, got none for {min(missing)}; the symbol table does not fit"
-            )
+            got = f"none for {min(missing)}; the symbol table does not fit"
+            raise ValueError(f"expected a symbol for every label, got {got}")
         ids = [vocabulary.token(word_of[label]) if label else EPSILON for label in used.tolist()]
         return cls._of(file, np.array(ids, np.int32)[index], vocabulary.words)
 
@@ -130,9 +128,8 @@ class Lattice:
             finals = np.append(np.full(len(slots), -np.inf), 0.0)
             offsets = np.concatenate([[0], np.cumsum(sizes), [sum(sizes)]])
         else:
-            gains = checked_transitions(transitions, (ids != -1) & (np.asarray(log_probs) > -LARGEST_WEIGHT)).astype(
-                np.float64
-            )
+            present = (ids != -1) & (np.asarray(log_probs) > -LARGEST_WEIGHT)
+            gains = checked_transitions(transitions, present).astype(np.float64)
             columns = [
                 [(token, weight, ids[t].tolist().index(token)) for token, weight in sorted(slot)]
                 for t, slot in enumerate(slots)
@@ -141,10 +138,9 @@ class Lattice:
             arcs, target_list, counts = [arc[:2] for arc in columns[0]], [*range(1, int(first[1]))], [len(columns[0])]
             for t in range(1, len(slots)):
                 for _, _, before in columns[t - 1]:
-                    reached = [(arc, to) for to, arc in enumerate(columns[t]) if gains[t - 1, before, arc[2]] > -np.inf]
-                    arcs += [
-                        (token, weight + float(gains[t - 1, before, column])) for (token, weight, column), _ in reached
-                    ]
+                    onward = gains[t - 1, before]
+                    reached = [(arc, to) for to, arc in enumerate(columns[t]) if onward[arc[2]] > -np.inf]
+                    arcs += [(token, weight + float(onward[column])) for (token, weight, column), _ in reached]
                     target_list += [int(first[t]) + to for _, to in reached]
                     counts.append(len(reached))
             counts += [0] * len(slots[-1])
@@ -170,9 +166,8 @@ class Lattice:
     def arcs(self, state: int) -> list[tuple[int, float, int]]:
         """Token, log-probability and target of each arc of a state."""
         rows = slice(int(self.offsets[state]), int(self.offsets[state + 1]))
-        return list(
-            zip(self.tokens[rows].tolist(), self.log_probs[rows].tolist(), self.targets[rows].tolist(), strict=True)
-        )
+        columns = (column[rows].tolist() for column in (self.tokens, self.log_probs, self.targets))
+        return list(zip(*columns, strict=True))
 
     def words(self, tokens: Sequence[int] | Ints) -> str:
         """A path's words, joined by spaces; ids where the lattice has no symbols."""
@@ -188,9 +183,8 @@ class Lattice:
         """
         if not 1 <= p < 2**31:
             raise ValueError(f"expected p from 1 to 2^31 - 1, got {p}")
-        tokens, scores = _core.lattice_nbest(
-            self._deterministic, self._core_of(lm), p, alpha, np.asarray(context, np.int64)
-        )
+        before = np.asarray(context, np.int64)
+        tokens, scores = _core.lattice_nbest(self._deterministic, self._core_of(lm), p, alpha, before)
         return tokens[:, : int((tokens >= 0).sum(axis=1).max(initial=0))], scores
 
     def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
@@ -214,10 +208,7 @@ class Lattice:
             for arc in range(int(self.offsets[state]), int(self.offsets[state + 1])):
                 target, cost = self.targets[arc], self._edits(edits[state], int(self.tokens[arc]), tokens)
                 better = cost < edits[target]
-                edits[target], arrived[target] = (
-                    np.where(better, cost, edits[target]),
-                    np.where(better, arc, arrived[target]),
-                )
+                edits[target][better], arrived[target][better] = cost[better], arc
         ends = np.flatnonzero(self.finals > -np.inf)
         state, q = int(ends[np.argmin(edits[ends, -1])]) if len(ends) else 0, len(tokens)
         fewest, path = int(edits[state, q]), []
@@ -247,9 +238,8 @@ class Lattice:
         """A ``pynini.Fst`` (``pywrapfst.VectorFst`` without pynini): label = token + 1, weight = -log p."""
         states, arcs = np.zeros(self.num_states, STATE), np.zeros(len(self.tokens), ARC)
         states["final"], states["pos"], states["narcs"] = -self.finals, self.offsets[:-1], np.diff(self.offsets)
-        states["niepsilons"] = states["noepsilons"] = np.bincount(
-            self.sources[self.tokens == EPSILON], minlength=len(states)
-        )
+        epsilons = np.bincount(self.sources[self.tokens == EPSILON], minlength=len(states))
+        states["niepsilons"] = states["noepsilons"] = epsilons
         arcs["ilabel"] = arcs["olabel"] = self.tokens + 1
         arcs["weight"], arcs["nextstate"] = -self.log_probs, self.targets
         words = {token + 1: word for token, word in enumerate(self.symbols or []) if word}

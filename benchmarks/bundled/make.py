@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from rich.console import Console
 from tokenizers import Tokenizer
 
 import fst
+from benchmarks.common import err, stage
 from fst.files import replacing, save_array
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import load
@@ -71,8 +71,6 @@ NEW_TOKENS = 96
 """That the model writes after each passage, for weights and calibration."""
 ARCS = 16
 """Per slot of calibrated trees."""
-
-console = Console(stderr=True)
 
 
 def corpus_documents(data: Path) -> Iterator[Document]:
@@ -143,7 +141,7 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
     collect_continuations(model, tokenizer, texts, lattices, calibrated=False)
     tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
     for tuning in tunings:
-        console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
+        err.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
     store_tunings(lm, tunings)
 
 
@@ -152,23 +150,16 @@ def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: l
     collect_continuations(model, tokenizer, texts, lattices, calibrated=True)
     ngrams = fst.NgramModel.load(lm)
     found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
-    console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
+    err.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
     found.save(calibration_path(lm))
 
 
 def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundled.ASSETS) -> None:
     """Run all stages; ``work`` keeps their results."""
-    work.mkdir(parents=True, exist_ok=True)
     assets.mkdir(parents=True, exist_ok=True)
 
     def path(original: Path) -> Path:
         return assets / original.relative_to(bundled.ASSETS)
-
-    def stage(path: Path, build: Callable[[], object]) -> Path:
-        if not path.exists():
-            console.print(f"making {path}")
-            build()
-        return path
 
     def training() -> Iterator[Document]:
         return (document for document in corpus_documents(data) if not is_held_out(document.id))

@@ -83,10 +83,9 @@ class Peer:
         command = [interpreter(library), "-m", "benchmarks.engine.serve", json.dumps(settings)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.started, pipe = time.perf_counter(), subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, cwd=ROOT, env=environment
-        )
+        self.started = time.perf_counter()
+        streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **streams)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         print(json.dumps(request), file=self.process.stdin, flush=True)

@@ -22,7 +22,7 @@ import json
 import os
 import sys
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -96,12 +96,7 @@ class OpenVino:
         from openvino import Tensor
 
         ids = np.array([prompt])
-        settings: dict[str, Any] = {
-            "max_new_tokens": limit,
-            "do_sample": False,
-            "stop_token_ids": set(ends),
-            **self.lookup,
-        }
+        settings: Any = {"max_new_tokens": limit, "do_sample": False, "stop_token_ids": set(ends), **self.lookup}
         inputs = genai.TokenizedInputs(Tensor(ids), Tensor(np.ones_like(ids)))
         return list(self.pipeline.generate(inputs, genai.GenerationConfig(**settings)).tokens[0])
 
@@ -138,10 +133,8 @@ class Transformers:
 class CpuEngine:
     """This project. Files of random weights have no tokenizer, so passes over them are the engine's own."""
 
-    weights: str | None = None
-
-    def __init__(self, model: str, threads: int, size: int, drafts: str) -> None:
-        self.model, self.threads, self.drafts = model, threads, drafts
+    def __init__(self, model: str, threads: int, size: int, drafts: str, weights: str | None = None) -> None:
+        self.model, self.threads, self.drafts, self.weights = model, threads, drafts, weights
 
     @cached_property
     def loaded(self) -> Any:
@@ -203,17 +196,9 @@ class CpuEngine:
         return answer.tokens[0, len(prompt) :].tolist()
 
 
-class Int8Engine(CpuEngine):
-    weights = "int8"
-
-
-class Float32Engine(CpuEngine):
-    weights = "float32"
-
-
 LIBRARIES: dict[str, Any] = {
     "llama.cpp": LlamaCpp, "openvino": OpenVino, "transformers": Transformers,
-    "latticebpd": CpuEngine, "latticebpd int8": Int8Engine, "latticebpd float32": Float32Engine,
+    "latticebpd": CpuEngine, **{f"latticebpd {kind}": partial(CpuEngine, weights=kind) for kind in ("int8", "float32")},
 }  # fmt: skip
 
 

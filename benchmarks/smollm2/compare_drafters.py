@@ -15,17 +15,27 @@ alone (*no text*), and with the text so far and its copies.
 
 from __future__ import annotations
 
-import csv
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import fst
 from benchmarks.common import err, options, table
-from benchmarks.smollm2.trees import ALL, COLUMNS, VARIANTS, Following, answers, counts_of, efficiency, gain, replayed
+from benchmarks.smollm2.trees import (
+    ALL,
+    POSITIONS,
+    VARIANTS,
+    Answer,
+    Following,
+    answers,
+    counts_of,
+    efficiency,
+    gain,
+    save_replays,
+    systems_of_lattices,
+)
 from latticebpd import LatticeDrafter
-from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Strategy, Vanilla
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring.calibrate import calibrate
@@ -39,12 +49,12 @@ PATHS = ("best of every slot", "chain", "1-best, n-gram", "16-best", "16-best, n
 KINDS = ("tree", "tree, n-gram", "calibrated, no text", "calibrated")
 
 
-def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strategy]:
+def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Strategy]:
     """Every system of a drafter at its own weights."""
     half = sum(1 for _ in texts_of([fit])) // 2
     examples = len(draw_examples([fit], half, 0)[1])
     features = {"calibrated, no text": VARIANTS["+ its orders"], "calibrated": VARIANTS[ALL]}
-    fitted = {name: calibrate([fit], lm, examples, positions, 0, of)[0] for name, of in features.items()}
+    fitted = {name: calibrate([fit], lm, examples, POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
     weight = {
         name: tune([fit], lm, name, examples=examples)[0].alpha
@@ -70,7 +80,6 @@ def main() -> None:
     about = "name and two directories of lattices"
     parser.add_argument("--drafter", nargs=3, action="append", default=[], metavar=("NAME", "FIT", "WALK"), help=about)
     parser.add_argument("--lm", type=Path)
-    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
     given = parser.parse_args()
@@ -78,17 +87,15 @@ def main() -> None:
         if None in (given.lm, given.output) or not given.drafter:
             parser.error("expected --drafter, --lm and -o, or --table")
         lm = fst.NgramModel.load(given.lm)
-        with open(given.output, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("drafter", *COLUMNS))
-            for name, fit, walked in given.drafter:
-                made = strategies(Path(fit), lm, given.positions)
 
-                def systems(answer: Any, made: Any = made) -> dict[str, LatticeDrafter]:
-                    source, every = SavedTopK(answer.lattices), {**made, "oracle": Following(answer)}
-                    return {system: LatticeDrafter(source, strategy) for system, strategy in every.items()}
+        def systems(made: dict[str, Strategy], answer: Answer) -> dict[str, LatticeDrafter]:
+            return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
 
-                writer.writerows((name, *row) for row in replayed(answers(Path(walked)), systems))
+        parts = (
+            (name, answers(Path(walked)), partial(systems, strategies(Path(fit), lm)))
+            for name, fit, walked in given.drafter
+        )
+        save_replays(given.output, "drafter", parts)
     show(given.table or given.output)
 
 

@@ -25,7 +25,7 @@ OPTIONS = (
 )
 
 
-def drafters(work: Path, model: str, shortlist: str, steps: int, bigram_steps: int, rank: int) -> None:
+def drafters(work: Path, model: str, shortlist: str, steps: int) -> None:
     """Train all of them; finished ones stay."""
     blocks, target = work / "blocks", f"--model {model} --base-dtype bfloat16"
     train, held = (blocks / name for name in ("train.npz", "held-out.npz"))
@@ -36,7 +36,7 @@ def drafters(work: Path, model: str, shortlist: str, steps: int, bigram_steps: i
     for name, causal in (("bidirectional", ""), ("causal", "--causal")):
         rates = f"--shortlist {shortlist} --steps {steps} --learning-rate 2e-3"
         latticebpd(*common, SHAPE, causal, rates, "-o", blocks / name)
-        rates = f"--bigram-rank {rank} --steps {bigram_steps} --learning-rate 5e-3"
+        rates = "--bigram-rank 64 --steps 150 --learning-rate 5e-3"
         latticebpd(*common, "--head-on", blocks / name, rates, "-o", blocks / f"{name}-bigram")
 
 
@@ -47,10 +47,8 @@ def main() -> None:
     about = "whose heads' tokens are drafted, or how many of the text's own"
     parser.add_argument("--shortlist", default=MODEL, help=about)
     parser.add_argument("--steps", type=int, default=420, help="updates of each drafter")
-    parser.add_argument("--bigram-steps", type=int, default=150, help="updates of each bigram")
-    parser.add_argument("--rank", type=int, default=64, help="of the bigrams")
     given = parser.parse_args()
-    drafters(given.work, given.model, given.shortlist, given.steps, given.bigram_steps, given.rank)
+    drafters(given.work, given.model, given.shortlist, given.steps)
 
 
 if __name__ == "__main__":

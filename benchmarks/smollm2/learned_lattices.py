@@ -13,9 +13,8 @@ replayed. Systems of n nodes: the *beam* of SGLang cut to n, the first n nodes o
 
 from __future__ import annotations
 
-import csv
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +25,9 @@ import numpy as np
 import fst
 from benchmarks.common import err, latticebpd, options, stage, table
 from benchmarks.smollm2.make import MODEL
-from benchmarks.smollm2.trees import COLUMNS, answers, counts_of, efficiency, gain, replayed
-from latticebpd import DraftTree, LatticeDrafter
-from latticebpd.drafters.saved_top_k import SavedTopK
-from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Strategy
+from benchmarks.smollm2.trees import Answer, answers, counts_of, efficiency, gain, save_replays, systems_of_lattices
+from latticebpd import DraftTree
+from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.shards import texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks
@@ -113,21 +111,15 @@ def first_slot(path: Path) -> tuple[float, float]:
 
 
 def replay(work: Path, lm: fst.NgramModel, output: Path) -> None:
-    with open(output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("drafter", *COLUMNS))
+    def parts() -> Iterator[tuple[str, Iterator[Answer], Any]]:
         for name in HEADS:
             path = work / "learned" / f"{name}-lattices"
             count = sum(1 for _ in texts_of([path]))
             examples = set(draw_examples([path], count // 2, 0)[1])
-            made: dict[str, Strategy] = systems_of(path, lm, len(examples))
+            systems = partial(systems_of_lattices, systems_of(path, lm, len(examples)))
+            yield name, answers(path, set(range(count)) - examples), systems
 
-            def systems(answer: Any, made: Any = made) -> dict[str, LatticeDrafter]:
-                source = SavedTopK(answer.lattices)
-                return {system: LatticeDrafter(source, strategy) for system, strategy in made.items()}
-
-            rows = replayed(answers(path, set(range(count)) - examples), systems)
-            writer.writerows((name, *row) for row in rows)
+    save_replays(output, "drafter", parts())
 
 
 def show(path: Path) -> None:

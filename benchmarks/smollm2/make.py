@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import latticebpd, options, stage
+from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.prompts import save_prompts
 from fst.files import replacing
 from latticebpd import load
@@ -63,9 +63,8 @@ def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tup
     content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     with np.load(BytesIO(content), allow_pickle=False) as file:
         if str(file["prompts"]) != prompts_hash:
-            raise ValueError(
-                f"{path}: expected the answers to the prompts of this data ({prompts_hash}), got {file['prompts']}"
-            )
+            wanted = f"expected the answers to the prompts of this data ({prompts_hash})"
+            raise ValueError(f"{path}: {wanted}, got {file['prompts']}")
         ids, lengths, tokens = file["ids"].astype(np.int64), file["lengths"].astype(np.int64), file["tokens"]
     answers = np.split(tokens, np.cumsum(lengths)[:-1])
     rows = [
@@ -79,7 +78,7 @@ def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
     """Every conversation's prompt in the model's template, and a hash of them all."""
     loaded = load(MODEL)
     chat = ChatTemplate(loaded.tokenizer, loaded.base)
-    prompts = [chat.prompt_of(json.loads(line)["messages"]) for line in path.read_text(encoding="utf-8").splitlines()]
+    prompts = [chat.prompt_of(row["messages"]) for row in read_lines(path)]
     return prompts, f"sha256:{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
 
 
@@ -112,7 +111,7 @@ def own_text(work: Path, data: Path, answers: int | None = None, further: Sequen
     return train, held
 
 
-def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: int) -> Path:
+def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     """The 4-grams of the model's own and of human text, mixed by held-out own text, pruned."""
     tokenizer = Path(resolved(MODEL)) / "tokenizer.json"
     people, own, mixed, pruned = (work / f"{name}.fst" for name in ("people", "own", "mixed", "lm"))
@@ -126,15 +125,13 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
         return stage(output, lambda: latticebpd("lm train", corpus, *common, "-o", output))
 
     def mix(output: Path, limit: str = "") -> Path:
-        held_out = save_corpus(held)
-        return stage(
-            output, lambda: latticebpd("lm interpolate", own, people, "--held-out", held_out, limit, "-o", output)
-        )
+        options = ("--held-out", save_corpus(held), limit, "-o")
+        return stage(output, lambda: latticebpd("lm interpolate", own, people, *options, output))
 
     estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
     estimate(save_corpus(train), own, "--min-count 1,1,1,2")
     mix(mixed)
-    return mix(pruned, f"--max-ngrams {max_ngrams}")
+    return mix(pruned, "--max-ngrams 800000")
 
 
 def heads(work: Path, train: Path, held: Path, steps: int, warm_start: bool = False, count: int | None = None) -> Path:
@@ -177,11 +174,10 @@ def main() -> None:
     about = "begin with the heads of the package"
     parser.add_argument("--warm-start", action="store_true", help=about)
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument("--max-ngrams", type=int, default=800_000, help="of the n-gram model of the package")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.answers, arguments.text)
-    lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
+    lm = ngram_models(arguments.work, arguments.data, train, held)
     trained = heads(arguments.work, train, held, arguments.steps, arguments.warm_start, arguments.texts)
     weights(arguments.work, trained, held, lm)
     print(trained)

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import latticebpd, options, stage
+from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
-from benchmarks.study.kim_tasks import ALL_TASKS, SHINGLE, records
+from benchmarks.study.kim_tasks import ALL_TASKS, shingles
 from fst.files import save_array
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
@@ -67,10 +67,8 @@ class MoreKinds(Kinds):
             roles = ("user", "assistant", "user")
             return [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
         if kind == "system":
-            other = self.rng.choice(
-                ["qa_closed", "advise_open", "stem_q", "human_q", "maths", "how_to", "docs_question"]
-            )
-            asked = super().messages(other)
+            others = ["qa_closed", "advise_open", "stem_q", "human_q", "maths", "how_to", "docs_question"]
+            asked = super().messages(self.rng.choice(others))
             system = {"role": "system", "content": self.choose("system").format(p=self.persons())}
             return None if asked is None else [system, *asked]
         return super().messages(kind)
@@ -156,12 +154,6 @@ class MoreKinds(Kinds):
 
 
 # ---------------------------------------------------------------- what is not asked
-def shingles(text: str) -> set[int]:
-    """Hashes of all runs of eight words."""
-    words = re.findall(r"\w+", text.lower())
-    return {hash(tuple(words[begin : begin + SHINGLE])) for begin in range(len(words) - SHINGLE + 1)}
-
-
 def strings(value: Any) -> Iterator[str]:
     """Every text in a record."""
     if isinstance(value, str):
@@ -176,7 +168,7 @@ def evaluation_texts(data: Path) -> Iterator[str]:
     used = set(SOURCES.values())
     for path in sorted(data.rglob("*.jsonl*")):
         if re.search(EVALUATION, str(path.relative_to(data))) and str(path.relative_to(data)) not in used:
-            for row in records(path):
+            for row in read_lines(path):
                 yield from strings(row)
     for task in ALL_TASKS:
         if task.kind == "continue":  # questions and dialogues are in files of their own
@@ -185,13 +177,13 @@ def evaluation_texts(data: Path) -> Iterator[str]:
                     yield item.prompt
 
 
-def template_shingles() -> set[int]:
+def template_shingles() -> set[str]:
     """Of the templates themselves, which held-out prompts may share."""
     pieces = (piece for each in strings([TEMPLATES, MORE]) for piece in re.split("{.*?}", each))
     return set().union(*map(shingles, pieces))
 
 
-def excluded(data: Path, held_out: Iterable[str]) -> set[int]:
+def excluded(data: Path, held_out: Iterable[str]) -> set[str]:
     """Shingles that no prompt may have; held_out: the prompts of held-out answers."""
     own = set().union(*map(shingles, held_out)) - template_shingles()
     return own.union(*map(shingles, evaluation_texts(data)))
@@ -199,8 +191,7 @@ def excluded(data: Path, held_out: Iterable[str]) -> set[int]:
 
 def save_more_prompts(data: Path, path: Path, count: int, asked: Path, length: Callable[[Any], int]) -> None:
     """Write ``count`` conversations; asked: those of ``prompts.py``, which are not asked again."""
-    before = [json.loads(line)["messages"] for line in asked.read_text(encoding="utf-8").splitlines()]
-    texts = ["\n".join(each["content"] for each in messages) for messages in before]
+    texts = ["\n".join(each["content"] for each in row["messages"]) for row in read_lines(asked)]
     known, old, refused = excluded(data, texts[::HELD_OUT]), set(texts), 0
 
     def suits(messages: list[dict[str, str]]) -> bool:

@@ -1,7 +1,5 @@
 """Chat prompts for the target model to answer: its own text, from which its heads learn.
 
-    python -m benchmarks.smollm2.prompts --data DIR -o prompts.jsonl [--count 6000]
-
 Every line is ``{id, kind, messages}``.  The same seed gives the same file, and any prefix of it is balanced over the
 kinds. ``prompts.json`` next to this file holds the templates, and how often a kind comes in a round; `Kinds` fills
 them with text of open licences from ``DIR`` (`SOURCES`).  Test parts, LAMBADA, WikiText-2 and Spec-Bench are not
@@ -10,15 +8,15 @@ read.
 
 from __future__ import annotations
 
-import argparse
 import json
-import lzma
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import read_lines
 
 SEED = 20240611
 MAX_TOKENS = 350  # the whole prompt with the chat template
@@ -48,9 +46,7 @@ Document = dict[str, Any]
 
 def load(data: Path, name: str, step: int = 1) -> list[Document]:
     """Every ``step``-th record of a source."""
-    path = data / SOURCES[name]
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8") as file:
-        return [json.loads(line) for number, line in enumerate(file) if number % step == 0]
+    return read_lines(data / SOURCES[name])[::step]
 
 
 def title_of(document: Document) -> str:
@@ -160,15 +156,13 @@ class Kinds:
         self.news = pool(each for each in news if "factbook" not in each["source"])
         self.docs, self.books = pool(other + cpp[::6]), pool(load(data, "books"))
         self.stem = pool(sorted({h for each in textbooks if each["source"].endswith(stem) for h in headings(each)}))
-        self.human = pool(
-            sorted({h for each in textbooks if not each["source"].endswith(stem) for h in headings(each)})
-        )
+        arts = [each for each in textbooks if not each["source"].endswith(stem)]
+        self.human = pool(sorted({heading for each in arts for heading in headings(each)}))
         self.news_titles = pool(titles(each for each in news if not each["source"].startswith(no_news)))
         guides = (each for each in docs if not any(part in each["id"] for part in no_guide))
         no_title = r"Error|Warning|C\d{4}|Class|Feature Name"
-        self.docs_titles = pool(
-            each for each in titles(guides) if each.count(" ") >= 2 and not re.search(no_title, each)
-        )
+        known_titles = titles(guides)
+        self.docs_titles = pool(each for each in known_titles if each.count(" ") >= 2 and not re.search(no_title, each))
         names = map(title_of, factbook)
         self.countries = pool(name for name in names if ".json" not in name and "Ocean" not in name)
         self.country_documents = pool(factbook)
@@ -335,7 +329,7 @@ def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool
     return made[:count]
 
 
-def save_prompts(data: Path, path: Path, model: str = "smollm2-135m", count: int = 6000) -> None:
+def save_prompts(data: Path, path: Path, model: str, count: int = 6000) -> None:
     """Write prompts whose tokens are counted in a model's chat template."""
     from latticebpd import load
     from latticebpd.target.chat import ChatTemplate
@@ -345,17 +339,3 @@ def save_prompts(data: Path, path: Path, model: str = "smollm2-135m", count: int
     made = prompts(data, count, lambda messages: len(chat.prompt_of(messages)))
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
     print(f"{path}: {len(made)} prompts,", dict(Counter(record["kind"] for record in made)))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the sources")
-    parser.add_argument("--model", default="smollm2-135m", help="whose chat template counts the tokens")
-    parser.add_argument("--count", type=int, default=6000)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    save_prompts(arguments.data, arguments.output, arguments.model, arguments.count)
-
-
-if __name__ == "__main__":
-    main()

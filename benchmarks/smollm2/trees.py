@@ -15,7 +15,7 @@ ones for both systems of a pair.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
 
-SIZES = (8, 16, 32, 64)
+SIZES, POSITIONS = (8, 16, 32, 64), 4000
+"""Nodes of trees; positions that calibrations are fitted to."""
 ALL = "+ copies: calibrated"
 PAIRS = (
     ("16-best", "16-best:0-gram"),
@@ -62,17 +63,8 @@ COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
 TEXT = (
-    "seen",
-    "match_1",
-    "match_2",
-    "match_3",
-    "match_5",
-    "match_8",
-    "match_10",
-    "share_seen",
-    "share_1",
-    "share_longer",
-)
+    "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
+)  # fmt: skip
 COPIES = ("not_drafted",)
 VARIANTS = {
     "heads alone": HEADS,
@@ -122,9 +114,8 @@ class Static:
         # Each rank keeps its own accuracy: one more arc takes what is missing to 1.
         left = np.maximum(1 - accuracies.sum(axis=1, keepdims=True), 1e-6)
         weights = np.log(np.concatenate([np.maximum(accuracies, 1e-9), left], axis=1))
-        tokens, parents, _ = fst.best_first_tree(
-            np.concatenate([ranks, ranks[:, :1] + accuracies.shape[1]], axis=1), weights, None, 8 * num_nodes
-        )
+        arcs = np.concatenate([ranks, ranks[:, :1] + accuracies.shape[1]], axis=1)
+        tokens, parents, _ = fst.best_first_tree(arcs, weights, None, 8 * num_nodes)
         kept: list[int] = []
         for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             if token < accuracies.shape[1] and (parent < 0 or parent in kept) and len(kept) < num_nodes:
@@ -193,12 +184,12 @@ def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     return accuracies
 
 
-def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any:
+def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
     """What makes every system of an answer, at its weight that is stored with the n-gram model and calibrations of its
     own."""
     fitted, plain, count, lm = {}, NgramScorer(None), len(examples), fst.NgramModel.load(path)
     for name, features in VARIANTS.items():
-        fitted[name], _ = calibrate([fit], lm, count, positions, 0, features)
+        fitted[name], _ = calibrate([fit], lm, count, POSITIONS, 0, features)
         err.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
     names = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
     tuned = {name: as_scorer(path, system=name) for name in names}
@@ -237,11 +228,24 @@ def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any
     return systems
 
 
-def replayed(texts: Iterable[Answer], systems: Any) -> Iterator[tuple[Any, ...]]:
-    """Number, system, tokens, calls and verified tokens, of every text and system."""
-    for number, answer in enumerate(texts):
-        for name, drafter in systems(answer).items() if len(answer.lattices) else ():
-            yield (number, name, *walk(answer, drafter))
+def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[Answer], Any]]) -> None:
+    """A CSV file with a line for every text and system.
+
+    parts: a name for ``column``, texts, and what makes the systems of a text.
+    """
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow((column, *COLUMNS))
+        for part, texts, systems in parts:
+            for number, answer in enumerate(texts):
+                for name, drafter in systems(answer).items() if len(answer.lattices) else ():
+                    writer.writerow((part, number, name, *walk(answer, drafter)))
+
+
+def systems_of_lattices(strategies: Mapping[str, Any], answer: Answer) -> dict[str, LatticeDrafter]:
+    """Strategies on an answer's lattices, by name."""
+    source = SavedTopK(answer.lattices)
+    return {name: LatticeDrafter(source, strategy) for name, strategy in strategies.items()}
 
 
 def main() -> None:
@@ -251,7 +255,6 @@ def main() -> None:
     parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
-    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     given = parser.parse_args()
     if given.table is None:
@@ -259,12 +262,10 @@ def main() -> None:
             parser.error("expected --fit, --lm and -o, or --table")
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
-        systems = systems_of(given.fit, examples, given.lm, given.positions)
-        with open(given.output, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("texts", *COLUMNS))
-            for path, kept in [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]:
-                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems))
+        systems = systems_of(given.fit, examples, given.lm)
+        walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
+        parts = ((path.name, answers(path, kept), systems) for path, kept in walked)
+        save_replays(given.output, "texts", parts)
     show(given.table or given.output)
     if given.against is not None:
         path = given.table or given.output

@@ -4,8 +4,8 @@
     python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
     python -m benchmarks.study.kim                         # tables and figures of the committed counts, in seconds
 
-``EARLY`` is the model with heads after so many updates, and ``RESCORER`` a neural rescorer; both as
-``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py`
+``EARLY`` is the model with heads after so many updates, as ``smollm2/make.py --steps`` trains them, and ``RESCORER`` a
+neural rescorer, as ``smollm2/make.md`` trains it.  ``DIR`` holds the data that `kim_tasks.py`
 names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights
 and calibrations; finished stages are not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this
 file, and every table and figure is made from these alone (`kim_tables.py`).
@@ -31,7 +31,7 @@ from benchmarks.decodes import RESULTS
 from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
 from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
-from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts, records
+from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import load
 from latticebpd.drafters import HeadLattices
@@ -194,7 +194,7 @@ def general_corpus(work: Path, data: Path) -> Path:
     def make() -> None:
         ids = np.load(people)
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
-        others = [held(row) > 1 for name in PEOPLE if "books" not in name for row in records(data / name)]
+        others = [held(row) > 1 for name in PEOPLE if "books" not in name for row in read_lines(data / name)]
         free = [True] * (len(documents) - len(others)) + others  # the books come first
         np.save(made, np.concatenate([each for each, is_free in zip(documents, free, strict=True) if is_free][::EVERY]))
 
@@ -443,12 +443,10 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
     tuning, test = parts(work, task.name, found)
     models = {name: fst.NgramModel.load(path) for name, path in language_models(work, data, task).items()}
     tuned = tuned_models([tuning.cut], models)
-    found_counts = dict(
-        zip(("calls", "verified", "drafts"), compared(task.name, LatticeSet.load(test.cut), tuned), strict=True)
-    )
+    counted = compared(task.name, LatticeSet.load(test.cut), tuned)
     means, bins = entropies(task.name, test.lattices)
     return {
-        **found_counts,
+        **dict(zip(("calls", "verified", "drafts"), counted, strict=True)),
         "breaks": line_breaks(task.name, LatticeSet.load(test.cut), as_scorer(tuned["g2"], system="1-best")),
         "oracle": oracles(task.name, test.lattices),
         "entropy": means,

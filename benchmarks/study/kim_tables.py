@@ -134,10 +134,8 @@ def table_1(counts: Counts) -> str:
             text = f"ROUGE-L {valued(found, 1)}"
         else:
             text = f"exact {found[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
-        tokens, efficiencies = (
-            counts.column("tokens", task),
-            (counts.efficiency(task, each) for each in ("vanilla", "oracle")),
-        )
+        tokens = counts.column("tokens", task)
+        efficiencies = (counts.efficiency(task, each) for each in ("vanilla", "oracle"))
         return [KINDS[TASKS[task].kind], f"{len(tokens)}", f"{tokens.sum():,.0f}", text, *map(valued, efficiencies)]
 
     head = ("kind", "texts", "tokens", "quality", "block efficiency", "oracle (k=16)")
@@ -214,9 +212,8 @@ def table_5(counts: Counts) -> str:
     for system, title in (("1-best:g4", "4-gram"), ("1-best:own4", "own 4-gram")):
         own = [row for row in drafts if row["system"] == system]
         for task in [*counts.tasks, "all"]:
-            sums = {
-                name: counts.column(name, task, own).sum() for name in own[0] if name not in ("task", "system", "text")
-            }
+            names = own[0].keys() - {"task", "system", "text"}
+            sums = {name: counts.column(name, task, own).sum() for name in names}
             shares = {
                 name: [f"{100 * sums[f'{name}_{what}'] / max(1, total):.1f}" for what in ("repair", "regress")]
                 for name, total in (("win", sums["wins"]), ("loss", sums["losses"]))

@@ -8,8 +8,6 @@ those behind whose answers the heads learnt, and a text is refused if it has eig
 from __future__ import annotations
 
 import hashlib
-import json
-import lzma
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import read_lines
 from latticebpd.target.chat import PlainText
 
 SHINGLE = 8
@@ -54,11 +53,6 @@ class Task:
     domain: Callable[[Path], Iterator[str]]
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def mixed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """In an order that depends on nothing but their ids."""
     return sorted(rows, key=lambda row: hashlib.sha256(str(row["id"]).encode()).digest())
@@ -81,13 +75,13 @@ def cased(text: str) -> str:
 
 # ---------------------------------------------------------------- sources
 def lambada(part: slice, data: Path) -> Iterator[Item]:
-    for row in records(data / "lambada/lambada-test.jsonl")[part]:
+    for row in read_lines(data / "lambada/lambada-test.jsonl")[part]:
         yield Item(row["text"], (), row["id"])
 
 
 def wikitext(part: str, articles: slice, each: int, data: Path) -> Iterator[Item]:
     """Every article's ``each`` longest runs of whole sentences without unknown words; headings left out."""
-    for row in records(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
+    for row in read_lines(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
         paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
         runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]
         for number, run in enumerate(sorted(runs, key=lambda run: -len(run.split()))[:each]):
@@ -98,14 +92,14 @@ def wikitext(part: str, articles: slice, each: int, data: Path) -> Iterator[Item
 def questions(path: str, titles: Callable[[str], bool], each: int, data: Path) -> Iterator[Item]:
     """``each`` questions of every paragraph."""
     seen: dict[str, int] = {}
-    for row in mixed(records(data / path)):
+    for row in mixed(read_lines(data / path)):
         seen[row["context"]] = seen.get(row["context"], 0) + 1
         if titles(row["title"]) and seen[row["context"]] <= each:
             yield Item(QUESTION.format(**row), tuple(row["answers"]), row["id"])
 
 
 def dialogues(path: str, data: Path) -> Iterator[Item]:
-    for row in mixed(records(data / path)):
+    for row in mixed(read_lines(data / path)):
         yield Item(SUMMARY.format(**row), tuple(row["summaries"]), row["id"])
 
 
@@ -116,7 +110,7 @@ def held(row: dict[str, Any]) -> int:
 
 def documents(path: str, part: int, sources: tuple[str, ...], data: Path) -> Iterator[Item]:
     """A passage from the middle of every document of a part."""
-    for row in mixed(records(data / path)):
+    for row in mixed(read_lines(data / path)):
         if held(row) == part and row["source"].startswith(sources):
             text = row["text"]
             begin = text.find("\n", len(text) // 3) + 1
@@ -125,7 +119,7 @@ def documents(path: str, part: int, sources: tuple[str, ...], data: Path) -> Ite
 
 def others(path: str, sources: tuple[str, ...], data: Path) -> Iterator[str]:
     """The documents of neither part."""
-    for row in mixed(records(data / path)):
+    for row in mixed(read_lines(data / path)):
         if held(row) > 1 and row["source"].startswith(sources):
             yield row["text"]
 
@@ -133,7 +127,7 @@ def others(path: str, sources: tuple[str, ...], data: Path) -> Iterator[str]:
 def answered(path: str, data: Path) -> Iterator[str]:
     """Every paragraph once, and every question with its answer."""
     seen = set()
-    for row in records(data / path):
+    for row in read_lines(data / path):
         if row["context"] not in seen:
             seen.add(row["context"])
             yield row["context"]
@@ -141,17 +135,17 @@ def answered(path: str, data: Path) -> Iterator[str]:
 
 
 def summarised(data: Path) -> Iterator[str]:
-    for row in records(data / "summ/dialogsum-train.jsonl.xz"):
+    for row in read_lines(data / "summ/dialogsum-train.jsonl.xz"):
         yield row["summary"]
         yield row["document"]
 
 
 def lambada_books(data: Path) -> Iterator[str]:
-    return (cased(untokenised(row["text"])) for row in records(data / "lambada/lambada-dev-plain.jsonl"))
+    return (cased(untokenised(row["text"])) for row in read_lines(data / "lambada/lambada-dev-plain.jsonl"))
 
 
 def wikitext_articles(data: Path) -> Iterator[str]:
-    return (untokenised(row["text"]) for row in records(data / "wikitext2/wikitext2-valid.jsonl")[:44])
+    return (untokenised(row["text"]) for row in read_lines(data / "wikitext2/wikitext2-valid.jsonl")[:44])
 
 
 def plain(name: str, title: str, path: str, sources: tuple[str, ...] = ("",)) -> Task:
@@ -202,11 +196,8 @@ def shingles(text: str) -> set[str]:
 
 def own_prompts(path: Path) -> set[str]:
     """All runs of eight words of the prompts behind whose answers the heads were trained (``smollm2/prompts.py``)."""
-    found: set[str] = set()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        for message in json.loads(line)["messages"]:
-            found |= shingles(message["content"])
-    return found
+    contents = (message["content"] for row in read_lines(path) for message in row["messages"])
+    return set().union(*map(shingles, contents))
 
 
 INSTRUCTIONS = {kind: shingles(form) for kind, form in (("answer", QUESTION), ("summarise", SUMMARY))}
@@ -238,7 +229,6 @@ def chosen(
             prompt_tokens = len(tokens)
             if len(tokens) > MOST_PROMPT:
                 continue
-        found.append(
-            {"tokens": tokens, "prompt_tokens": prompt_tokens, "references": item.references, "source": item.source}
-        )
+        about = {"references": item.references, "source": item.source}
+        found.append({"tokens": tokens, "prompt_tokens": prompt_tokens, **about})
     return found, refused

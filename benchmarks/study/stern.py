@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
 from benchmarks import common, decodes
-from benchmarks.gad_recipe import cut, taught, teacher_of
+from benchmarks.gad_recipe import claim_options, cut, taught, teacher_of
 from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
 from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import new_heads
@@ -140,12 +140,9 @@ class Study:
             self.model(setting, k)
             directory.mkdir(exist_ok=True)
             shutil.copyfile(self.ngram(), lm)
-            prompts, sizes = (
-                self.work / "written-val-sources.npz",
-                f"--context {MAX_NEW + 8} --max-new-tokens {MAX_NEW}",
-            )
-            model = ("--model", self.heads(setting, k), sizes)
-            common.latticebpd("lattices", "--prompts", prompts, f"--limit {count}", *model, "-o", lattices)
+            prompts = ("--prompts", self.work / "written-val-sources.npz", f"--limit {count}")
+            sizes = f"--context {MAX_NEW + 8} --max-new-tokens {MAX_NEW} -o"
+            common.latticebpd("lattices", *prompts, "--model", self.heads(setting, k), sizes, lattices)
             common.latticebpd("calibrate", lattices, "--lm", lm, f"--examples {count} --write")
 
         common.stage(calibration_path(lm), make)
@@ -153,8 +150,7 @@ class Study:
 
     def decoded(self, name: str, model: Any, drafter: Callable[[], Any], rule: Any) -> decodes.Decoded:
         path = self.work / "decodes" / f"{common.slug(name)}.json"
-        common.stage(path, lambda: decodes.decode(model, self.sources, (drafter, rule), MAX_NEW).save(path))
-        return decodes.Decoded.load(path)
+        return decodes.stored_decodes(path, model, self.sources, (drafter, rule), MAX_NEW)
 
     def greedy(self, name: str, model: Any) -> list[list[int]]:
         """`generate()`'s texts."""
@@ -262,13 +258,9 @@ def draw(results: Path) -> None:
         lines.append([k, *cells])
     print(f"\nBLEU / mean accepted block size\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}\n")
     shown = [row for row in rows if "tree" in row["rule"] or row["rule"] in ("exact", "greedy")]
-    head = ("setting", "k", "drafts", "BLEU", "mean accepted block size")
-    keys = ("setting", "k", "rule")
-    print(
-        common.markdown(
-            head, [[*map(row.get, keys), common.spread(row, "BLEU"), common.spread(row, "accepted")] for row in shown]
-        )
-    )
+    head, keys = ("setting", "k", "drafts", "BLEU", "mean accepted block size"), ("setting", "k", "rule")
+    lines = [[*map(row.get, keys), common.spread(row, "BLEU"), common.spread(row, "accepted")] for row in shown]
+    print(common.markdown(head, lines))
     if (results / SPEED).exists():
         decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "stern.png", figure(cell, sizes))
@@ -341,10 +333,8 @@ def main() -> None:
     arguments = parser.parse_args()
     common.set_up()
     if has_work(arguments):
-        changing = ("work", "results", "tuned_k")
-        common.claim(
-            arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing}
-        )
+        names = vars(arguments).keys() - {"work", "results", "tuned_k"}
+        claim_options(arguments.work, arguments, " ".join(sorted(names)))
         fewer = arguments.work / "validation.jsonl"
         common.stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
         arguments.validation, arguments.updates = fewer, arguments.teacher_updates

@@ -91,12 +91,13 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **gi
     def make() -> None:
         torch.manual_seed(0)
         base = load_translator(work / "base")
-        heads = (
-            decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in given else None
-        )
+        if "fine_tune" in given:
+            heads = decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k)
+        else:
+            heads = new_heads(base, "feed-forward", k)
         fixed: dict[str, Any] = {"objective": "joint", "warmup_steps": 20, "serving_prompts": 0}
         chosen = HeadTraining(validation_every=steps, **fixed, **given)
-        train_heads(BlockwiseLM(base, heads or new_heads(base, "feed-forward", k)), *texts, directory, chosen)
+        train_heads(BlockwiseLM(base, heads), *texts, directory, chosen)
 
     common.stage(directory / "heads.json", make)
     return BlockwiseLM.from_pretrained(directory)
@@ -124,8 +125,7 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
 
     def decoded(name: str, model: Any, drafter: Any, rule: Any) -> decodes.Decoded:
         path = work / "decodes" / f"{common.slug(name)}.json"
-        common.stage(path, lambda: decodes.decode(model, sources, (lambda: drafter, rule), PIXELS).save(path))
-        return decodes.Decoded.load(path)
+        return decodes.stored_decodes(path, model, sources, (lambda: drafter, rule), PIXELS)
 
     def greedy(model: Any) -> list[list[int]]:
         return decodes.decode(model, sources, {}, PIXELS, len(sources)).rows
@@ -182,9 +182,8 @@ def draw(results: Path) -> None:
         print(f"\n{what}\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}")
     for row in rows:
         if not row["k"] or row["k"] == "1":
-            print(
-                f"{row['base']} {row['rule']}: MAE {common.spread(row, 'MAE', 2)}, PSNR {common.spread(row, 'PSNR', 1)}"
-            )
+            quality = f"MAE {common.spread(row, 'MAE')}, PSNR {common.spread(row, 'PSNR', 1)}"
+            print(f"{row['base']} {row['rule']}: {quality}")
     decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "superresolution.png", block_sizes(cell, sizes))
 

@@ -40,9 +40,7 @@ def block_drafter(
     reranker: bool = typer.Option(False, "--reranker", help="Add LiLiCorr's reranker of the lattice."),
     reranker_size: int = typer.Option(0, min=0, help="Width of the reranker and its factors; 0: the target's."),
     reranker_heads: int = typer.Option(8, min=1, help="Attention heads of the reranker."),
-    candidates: int | None = typer.Option(
-        None, min=1, help="Arcs per slot that a selector or reranker scores; 16 or 8 by default."
-    ),
+    candidates: int | None = typer.Option(None, min=1, help="Arcs per slot that are scored; 16, or 8 to rerank."),
     head_on: Path | None = typer.Option(
         None, "--head-on", "--bigram-on", help="Train only such a head, by default a bigram, for this trained drafter."
     ),

@@ -16,9 +16,7 @@ def distill(
         ..., help="Prompts or sources (.npz, or directories); or text to cut them from (.npy, .txt, .jsonl)."
     ),
     model: str = WRITER,
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."
-    ),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory, new or to resume."),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts to cut from text; given prompts are all used."),
     prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
     max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens written after each prompt."),
@@ -27,9 +25,7 @@ def distill(
     shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses one shard."),
     hidden: bool = typer.Option(False, "--hidden", help="Store the text's hidden states, for `train heads`."),
     layers: str | None = LAYERS,
-    copies: bool = typer.Option(
-        False, "--copies", help="Draft with copies from the text so far; the output is the same."
-    ),
+    copies: bool = typer.Option(False, "--copies", help="Draft with copies of the text so far; same output."),
     part: str | None = PART,
     corpus_output: Path | None = typer.Option(
         None, "--corpus", callback=writable_file, help="Also write the text as a corpus (.npy) for `lm train`."

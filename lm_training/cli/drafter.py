@@ -51,9 +51,8 @@ def drafter(
     mask, fingerprint = mask_token_id(tokenizer, model), vocabulary_fingerprint(tokenizer.get_vocab())
     learnt, held_out = Texts.joined([load_texts(path, 0) for path in data]), load_texts(validation, 0)
     torch.manual_seed(options.seed)
-    new = NonAutoregressiveModel.like(
-        verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional
-    )
+    chosen = (block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional)
+    new = NonAutoregressiveModel.like(verifier, mask, *chosen)
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with training_run(output, options, device) as process:
         if is_new_run(output, process):

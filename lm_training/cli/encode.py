@@ -10,7 +10,7 @@ import typer
 from latticebpd.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
-    from lm_training.data.templates import Conversation, Template
+    from lm_training.data.templates import Template
 
 
 def encode(
@@ -27,9 +27,7 @@ def encode(
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
-    task: str | None = typer.Option(
-        None, help="Prompt format of a task: squad, cnn, samsum, multinews, xsum, newsroom."
-    ),
+    task: str | None = typer.Option(None, help="Prompts of a task: squad, cnn, samsum, multinews, xsum, newsroom."),
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
@@ -39,7 +37,6 @@ def encode(
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Prompts without answers, for `distill`."),
-    separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
     end_of_text: str | None = typer.Option(
         None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat its template's."
     ),
@@ -66,12 +63,19 @@ def encode(
     if system_prompt is not None and not chat:
         raise ValueError("expected --chat with --system-prompt, got none; a system prompt begins a chat")
     messages = chat and task is None and prompt_template is None
-    asked = _template(task, prompt_template, answer_field, prompts_only and not messages, separator)
+    asked = _template(task, prompt_template, answer_field, prompts_only and not messages)
     if (chat or asked is not None) and output.suffix == ".npy":
         kinds = "sequences (.npz) or a directory for prompts and answers"
         raise ValueError(f"{output}: expected {kinds}, got a corpus; they would run together")
     bpe = load_tokenizer(tokenizer)
-    conversation = _conversation(tokenizer.parent, system_prompt, asked, prompts_only) if chat else None
+    conversation = None
+    if chat:
+        from latticebpd.drafters import pretrained
+        from latticebpd.target.chat import ChatTemplate
+        from lm_training.data.templates import Conversation
+
+        template = ChatTemplate(pretrained.load_tokenizer(tokenizer.parent), None, system_prompt)
+        conversation = Conversation(template, asked, prompts_only)
     if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
         end_id = conversation.chat.turn_ends[0]
     else:
@@ -89,20 +93,7 @@ def encode(
     err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")
 
 
-def _conversation(
-    directory: Path, system_prompt: str | None, asked: Template | None, prompts_only: bool
-) -> Conversation:
-    """Of records, in the chat template of a directory's tokenizer."""
-    from latticebpd.drafters import pretrained
-    from latticebpd.target.chat import ChatTemplate
-    from lm_training.data.templates import Conversation
-
-    return Conversation(ChatTemplate(pretrained.load_tokenizer(directory), None, system_prompt), asked, prompts_only)
-
-
-def _template(
-    task: str | None, prompt: str | None, answer: str | None, prompts_only: bool, separator: str
-) -> Template | None:
+def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool) -> Template | None:
     """The template of the options; None for documents."""
     from lm_training.data.templates import TASKS, Template
 
@@ -111,8 +102,8 @@ def _template(
     if task is not None and prompt is not None:
         raise ValueError("expected either --task or --prompt-template, got both")
     if task is None and prompt is None:
-        if answer is not None or prompts_only or separator:
-            options = "--answer-field, --prompts-only and --separator"
+        if answer is not None or prompts_only:
+            options = "--answer-field and --prompts-only"
             raise ValueError(f"expected --task or --prompt-template together with {options}, got neither")
         return None
     known = TASKS[task] if task is not None else Template((prompt or "").replace("\\n", "\n"))
@@ -121,4 +112,4 @@ def _template(
         answers = None
     elif answers is None:
         raise ValueError("expected --answer-field, or --prompts-only for prompts without answers, got neither")
-    return Template(known.prompt, answers, separator.replace("\\n", "\n"))
+    return Template(known.prompt, answers)

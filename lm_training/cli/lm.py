@@ -77,34 +77,29 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
     path = Path(name)
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        bpe = load_tokenizer(path)
-        return _with_end(bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text)
-    from latticebpd.drafters import pretrained
+        tokenizer = load_tokenizer(path)
+        end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
+    else:
+        from latticebpd.drafters import pretrained
 
-    quiet_transformers()
-    loaded = pretrained.load_tokenizer(name)
-    fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
-    if fast is None:
-        raise ValueError(
-            f"{name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {type(loaded).__name__}"
-        )
-    if loaded.eos_token_id is None and end_of_text is None:
-        raise ValueError(
-            f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text"
-        )
-    return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
-
-
-def _with_end(tokenizer: Tokenizer, end_of_text: int) -> tuple[Tokenizer, int]:
-    if end_of_text >= tokenizer.get_vocab_size():
-        raise ValueError(
-            f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}"
-        )
-    return tokenizer, end_of_text
+        quiet_transformers()
+        loaded = pretrained.load_tokenizer(name)
+        if getattr(loaded, "backend_tokenizer", None) is None:
+            wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
+            raise ValueError(f"{name}: expected {wanted}, got {type(loaded).__name__}")
+        tokenizer = loaded.backend_tokenizer
+        end = loaded.eos_token_id if end_of_text is None else end_of_text
+        if end is None:
+            wanted = "a tokenizer with an end-of-text token"
+            raise ValueError(f"{name}: expected {wanted}, got one without; name its id with --end-of-text")
+    size = tokenizer.get_vocab_size()
+    if end >= size:
+        raise ValueError(f"expected --end-of-text below {size}, the tokenizer's size, got {end}")
+    return tokenizer, end
 
 
 def _reading(
-    words: bool, tokenizer: str | None, end_of_text: int | None, start_token: int | None = None
+    words: bool, tokenizer: str | None, end_of_text: int | None
 ) -> tuple[Encoder | None, Tokenizer | None, int]:
     """What turns text into ids, None where inputs are ids; the tokenizer, if there is one; the id between documents."""
     from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
@@ -114,7 +109,7 @@ def _reading(
     if tokenizer is None:
         return WordEncoder() if words else None, None, end_of_text or 0
     bpe, separator = _tokenizer(tokenizer, end_of_text)
-    return TokenizerEncoder(bpe, separator, start_token), bpe, separator
+    return TokenizerEncoder(bpe, separator), bpe, separator
 
 
 @contextmanager
@@ -148,31 +143,18 @@ def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
 @app.command()
 def train(
     inputs: list[Path] = typer.Argument(
-        ...,
-        help=(
-            "Token ids (.npy, .bin), or text (.txt), JSONL and Parquet files with --tokenizer or --words; .gz, .xz,"
-            " .zst."
-        ),
+        ..., help="Token ids (.npy), or text (.txt), JSONL and Parquet with --tokenizer or --words; .gz, .xz, .zst."
     ),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell, absolute or stupid-backoff."),
-    min_count: str = typer.Option(
-        "1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."
-    ),
+    min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram by order; the last also of higher ones."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
-    prune_theta: float | None = typer.Option(
-        None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."
-    ),
-    unk: bool = typer.Option(
-        False, help="Reserve probability for <unk>; without it, unseen words have natural log -1000."
-    ),
+    prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams that change perplexity by less."),
+    unk: bool = typer.Option(False, help="Reserve probability for <unk>; else unseen words have natural log -1000."),
     unseen: str = typer.Option(
         "smoothed",
-        help=(
-            "Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 as in the"
-            " paper."
-        ),
+        help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 (Kim).",
     ),
     vocab_size: int | None = typer.Option(
         None,
@@ -184,31 +166,16 @@ def train(
     tokenizer: str | None = typer.Option(
         None, help="tokenizer.json, or a model's directory or name, that turns text into tokens, or that made the ids."
     ),
-    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
     end_of_text: int | None = END_OF_TEXT,
-    start_token: int | None = typer.Option(
-        None,
-        min=0,
-        max=2**31 - 2,
-        help="Token id before every document of text: what a translation model's decoder begins with.",
-    ),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
-    replace_invalid: bool = typer.Option(
-        False, help="Replace bytes that are not UTF-8 by U+FFFD, instead of refusing the file."
-    ),
-    engine: str = typer.Option(
-        "auto", help="What counts: sort (in memory, in passes), spark (a cluster); auto is sort."
-    ),
+    engine: str = typer.Option("auto", help="sort: count in memory, in passes; spark: on a cluster; auto is sort."),
     memory: str = typer.Option("4G", help="Memory for counting."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
     master: str = typer.Option("local[*]", help="Spark's master."),
     work_dir: Path | None = typer.Option(
         None,
         callback=writable_folder,
-        help=(
-            "Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one"
-            " removes it."
-        ),
+        help="Directory for intermediate files, OUTPUT.work by default; a killed run resumes there.",
     ),
 ) -> None:
     """Estimate a backoff model.
@@ -221,7 +188,7 @@ def train(
 
     _check_output(output)
     counts = positive_numbers("--min-count", min_count)
-    encoder, bpe, separator = _reading(words, tokenizer, end_of_text, start_token)
+    encoder, bpe, separator = _reading(words, tokenizer, end_of_text)
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
@@ -235,11 +202,9 @@ def train(
         fingerprint=vocabulary_fingerprint(bpe.get_vocab()) if bpe else None,
     )
     counting = CountingOptions(engine, _bytes("--memory", memory), threads or available_processors(), master)
-    source = Inputs(inputs, field, "replace" if replace_invalid else "strict", dtype)
+    work = work_dir or output.with_name(f"{output.name}.work")
     with _reporting() as report, _log_lines():
-        num_ngrams = build(
-            source, encoder, recipe, counting, output, work_dir or output.with_name(f"{output.name}.work"), report
-        )
+        num_ngrams = build(Inputs(inputs, field), encoder, recipe, counting, output, work, report)
     err.print(_summary(output, num_ngrams))
 
 
@@ -249,9 +214,7 @@ def interpolate(
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
     output: Path = OUTPUT,
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
-    held_out: Path | None = typer.Option(
-        None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."
-    ),
+    held_out: Path | None = typer.Option(None, help="Text on which to choose it instead, as for `lm perplexity`."),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
 ) -> None:
@@ -271,7 +234,7 @@ def interpolate(
         tables = in_one_vocabulary(*(fst.NgramModel.load(path).to_table() for path in (first, second)))
         if weight is None:
             assert held_out is not None
-            weight = best_weight(*tables, _tokens_to_score([held_out], tables[0].symbols, tokenizer, None, "text"))
+            weight = best_weight(*tables, _tokens_to_score([held_out], tables[0].symbols, tokenizer))
         mixed = mix(*tables, weight)
         if max_ngrams is not None:
             mixed = prune(mixed, max_ngrams=max_ngrams)
@@ -285,20 +248,13 @@ def interpolate(
 
 @app.command()
 def kenlm(
-    inputs: list[Path] = typer.Argument(
-        ..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."
-    ),
+    inputs: list[Path] = typer.Argument(..., help="As for `lm train`: token ids, or text with --tokenizer or --words."),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    prune: str = typer.Option(
-        "0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."
-    ),
-    binary: Path | None = typer.Option(
-        None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."
-    ),
+    prune: str = typer.Option("0,0,1,1", help="Highest count dropped, by order; the last also of higher orders."),
+    binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
-    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
     end_of_text: int | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
@@ -324,18 +280,18 @@ def kenlm(
     if binary is not None:
         programs.program("build_binary")
     encoder, bpe, separator = _reading(words, tokenizer, end_of_text)
-    options = programs.KenlmOptions(order, dropped, _bytes("--memory", memory))
+    size = _bytes("--memory", memory)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
         directory = Path(scratch)
         report("reading", 0, None)
-        write_corpus(Inputs(inputs, field, dtype=dtype), encoder, separator, directory)
+        write_corpus(Inputs(inputs, field), encoder, separator, directory)
         stream, symbols = load_corpus(directory)
         if not len(stream.ids):
             raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs))}")
         report("estimating", 0, None)
         arpa = directory / "lm.arpa"
-        programs.estimate_arpa(stream, symbols, options, arpa, directory)
+        programs.estimate_arpa(stream, symbols, arpa, directory, order, dropped, size)
         if binary is not None:
             with replacing(binary) as temporary:
                 programs.build_binary(arpa, temporary)
@@ -353,31 +309,25 @@ def kenlm(
 
 
 def _tokens_to_score(
-    inputs: list[Path],
-    symbols: list[str] | None,
-    tokenizer: str | None,
-    dtype: str | None,
-    field: str,
-    end_of_text: int | None = None,
+    inputs: list[Path], symbols: list[str] | None, tokenizer: str | None, field: str = "text"
 ) -> np.ndarray:
     """Text as ids ``[n]`` of a model with these words, ``<s>`` before and ``</s>`` after every sentence; or of a
     tokenizer."""
     import numpy as np
 
     from fst.table import BOS, EOS
-    from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder, open_ids
+    from lm_training.data.corpus import load_tokens
+    from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder
 
-    source = Inputs(inputs, field, dtype=dtype)
+    source = Inputs(inputs, field)
     if source.are_ids:
-        return np.concatenate(open_ids(source))
+        return load_tokens(inputs)
     if tokenizer is not None:
-        pieces = TokenizerEncoder(*_tokenizer(tokenizer, end_of_text)).encode(source.documents())
-        return np.concatenate([np.zeros(0, dtype=np.uint32), *pieces])
+        pieces = TokenizerEncoder(*_tokenizer(tokenizer, None)).encode(source.documents())
+        return np.concatenate([np.zeros(0, dtype=np.uint16), *pieces])
     if symbols is None:
-        raise ValueError(
-            f"{inputs[0]}: expected token ids (.npy, .bin), or text together with a tokenizer; name one with"
-            " --tokenizer"
-        )
+        wanted = "token ids (.npy), or text together with a tokenizer"
+        raise ValueError(f"{inputs[0]}: expected {wanted}; name one with --tokenizer")
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *WordEncoder(symbols).encode(source.documents())])
     begins = np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1]
     return np.insert(ids, begins, BOS)
@@ -387,9 +337,7 @@ def _tokens_to_score(
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
     output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
-    tokenizer: Path | None = typer.Option(
-        None, help="tokenizer.json whose ids the words are; its hash is stored with the model."
-    ),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored."),
 ) -> None:
     """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little
     memory.
@@ -399,19 +347,18 @@ def arpa2fst(
     import fst
     from fst.fingerprint import vocabulary_fingerprint
 
-    bpe = None if tokenizer is None else load_tokenizer(tokenizer)
-    fingerprint, vocab_size = (
-        (vocabulary_fingerprint(bpe.get_vocab()), bpe.get_vocab_size()) if bpe is not None else (None, None)
-    )
+    known: dict[str, Any] = {}
+    if tokenizer is not None:
+        bpe = load_tokenizer(tokenizer)
+        known = {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(done: int, total: int) -> None:
-            bar.update(
-                task, completed=done, total=total, description="reading" if done < total else "linking and writing"
-            )
+            what = "reading" if done < total else "linking and writing"
+            bar.update(task, completed=done, total=total, description=what)
 
-        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show, vocab_size=vocab_size)
+        counts = fst.arpa_to_fst(arpa, output, progress=show, **known)
     err.print(_summary(output, counts))
 
 
@@ -459,11 +406,8 @@ def info(
 @app.command()
 def perplexity(
     model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
-    inputs: list[Path] = typer.Argument(..., help="Token ids (.npy, .bin), or text, JSONL and Parquet files."),
-    tokenizer: str | None = typer.Option(
-        None, help="Tokenizer that turns text into tokens; models of words need none."
-    ),
-    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
+    inputs: list[Path] = typer.Argument(..., help="Token ids (.npy), or text, JSONL and Parquet files."),
+    tokenizer: str | None = typer.Option(None, help="Tokenizer of the text; models of words need none."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -477,7 +421,7 @@ def perplexity(
     from lm_training.ngram import perplexity as measure
 
     lm = fst.NgramModel.load(model)
-    result = measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, dtype, field))
+    result = measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, field))
     record = {
         name: value if not isinstance(value, float) or math.isfinite(value) else None
         for name, value in asdict(result).items()

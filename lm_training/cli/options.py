@@ -84,6 +84,4 @@ PART = typer.Option(None, help="i/n: make every n-th shard, from the i-th on (fr
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
-OUTPUT = typer.Option(
-    ..., "--output", "-o", callback=writable_folder, help="Directory of the run; an interrupted one there is resumed."
-)
+OUTPUT = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory of the run, new or to resume.")

@@ -143,9 +143,8 @@ def heads(
     torch.manual_seed(options.seed)
     tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
     files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
-    blockwise = warm or BlockwiseLM(
-        base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float()
-    )
+    shape = (kind, num_heads, intermediate_size, num_layers, tokens)
+    blockwise = warm or BlockwiseLM(base, new_heads(base, *shape).float())
     if tokenizer is not None or vocabulary.exists():
         blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
     with training_run(output, options, device, files) as process:

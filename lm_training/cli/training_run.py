@@ -27,7 +27,10 @@ def training_run(
     """Join the training processes and copy files to a new run's directory; at the end draw the run and report it."""
     with Process.join(device) as process:
         if is_new_run(output, process):
-            copy_to(output, files)
+            output.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                if file.exists() and file.resolve() != (output / file.name).resolve():
+                    copy(file, output / file.name)
         yield process
         if process.rank == 0:
             write_plots(output)
@@ -37,14 +40,6 @@ def training_run(
 def is_new_run(output: Path, process: Process) -> bool:
     """Whether this process is the first one of a run without a checkpoint."""
     return not process.rank and not (output / STATE_WEIGHTS).exists()
-
-
-def copy_to(directory: Path, files: Sequence[Path]) -> None:
-    """Copy the files that exist into a directory, which is made."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        if file.exists() and file.resolve() != (directory / file.name).resolve():
-            copy(file, directory / file.name)
 
 
 def report_shortlist(process: Process, shortlist: np.ndarray | None, learnt: HeadData, held_out: HeadData) -> None:

@@ -59,7 +59,7 @@ def translation(
         bpe = load_tokenizer(kept)
     elif pairs[0] in texts:
         read = read_pairs([path for path in pairs if path in texts], source, target)
-        bpe = train_pair_tokenizer((text for pair in read for text in (pair.source, pair.target)), vocab_size)
+        bpe = train_pair_tokenizer((text for pair in read for text in pair), vocab_size)
     else:
         raise ValueError(f"{pairs[0]}: expected --tokenizer, the one that the token ids were made with, got none")
 

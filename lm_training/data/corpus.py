@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.batching import token_dtype
-from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
+from lm_training.data.records import Record, read_records
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -33,37 +33,22 @@ class Document:
     text: str
 
 
-def read_documents(
-    paths: Iterable[str | os.PathLike[str]],
-    field: str = "text",
-    invalid_utf8: str = "strict",
-    bad: BadRecords | None = None,
-) -> Iterator[Document]:
+def read_documents(paths: Iterable[str | os.PathLike[str]], field: str = "text") -> Iterator[Document]:
     """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
-    Args:
-        field: of JSONL objects and rows, with the text.
-        invalid_utf8: "strict", or "replace" invalid bytes.
-        bad: collects unusable records; by default the first is an error.
+    field: of JSONL objects and rows, with the text.
 
     Raises:
         ValueError: a line is no JSON object, or has no string under ``field``; invalid UTF-8; a damaged file. The
             message names the file and the line or byte.
         FileNotFoundError: a path does not exist.
     """
-    if invalid_utf8 not in INVALID_UTF8:
-        raise ValueError(f"expected strict or replace for bytes that are no UTF-8, got {invalid_utf8!r}")
-    bad = bad or BadRecords()
-    for record in read_records(paths, [field]):
-        try:
-            yield document_of(record, field, invalid_utf8)
-        except ValueError as error:
-            bad.add([str(error)])
+    return (document_of(record, field) for record in read_records(paths, [field]))
 
 
-def document_of(record: Record, field: str, invalid_utf8: str = "strict") -> Document:
+def document_of(record: Record, field: str) -> Document:
     """A record as a document; ValueError for a record without text."""
-    fields = record.fields(invalid_utf8)
+    fields = record.fields()
     text = fields.get(field) if record.has_fields else fields["text"]
     if not isinstance(text, str):
         raise ValueError(f"{record.origin}: expected a string under {field!r}; name the field that holds the text")
@@ -106,16 +91,20 @@ def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
     return end_id
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_size: int = 256) -> np.ndarray:
-    """Encode documents, each ending with end-of-text: ``[n]`` uint16 ids, or uint32 for large vocabularies."""
-    end_id = end_of_text_id(tokenizer)
-    dtype = token_dtype(tokenizer.get_vocab_size())
-    chunks: list[np.ndarray] = [np.empty(0, dtype)]
-    iterator = iter(documents)
+def encoded_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, end_id: int, batch_size: int = 256
+) -> Iterator[np.ndarray]:
+    """Each document's ids ``[n]`` and then ``end_id``: uint16, or uint32 for large vocabularies."""
+    dtype, iterator = token_dtype(tokenizer.get_vocab_size()), iter(documents)
     while batch := [document.text for document in islice(iterator, batch_size)]:
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            chunks.append(np.array([*encoding.ids, end_id], dtype=dtype))
-    return np.concatenate(chunks)
+            yield np.array([*encoding.ids, end_id], dtype=dtype)
+
+
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> np.ndarray:
+    """Documents as one corpus ``[n]``, each ending with end-of-text."""
+    none = np.empty(0, token_dtype(tokenizer.get_vocab_size()))
+    return np.concatenate([none, *encoded_documents(documents, tokenizer, end_of_text_id(tokenizer))])
 
 
 def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:

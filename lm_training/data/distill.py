@@ -15,6 +15,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,125 +126,110 @@ class Continuation:
     states: torch.Tensor | None = None
 
 
-class InBatches:
+Continuations = Iterator[dict[int, Continuation]]
+"""By their prompts' numbers, some at a time."""
+
+
+def in_batches(
+    answer: Callable[[Sequence[np.ndarray]], list[np.ndarray]], size: int, prompts: Iterable[np.ndarray]
+) -> Continuations:
     """Batches of prompts of similar length, one after another.
 
-    answer: prompts, and the most tokens after each -> the continuation of each, including its end of text.
+    answer: prompts -> the continuation of each, including its end of text.
     """
-
-    def __init__(self, answer: Callable[[Sequence[np.ndarray], int], list[np.ndarray]], size: int) -> None:
-        self.answer, self.size = answer, size
-
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Continuation]]:
-        """Continuations by their prompts' numbers, batch by batch."""
-        rows = list(prompts)
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        for first in range(0, len(order), self.size):
-            together = order[first : first + self.size]
-            answers = self.answer([rows[row] for row in together], max_new_tokens)
-            yield dict(zip(together, map(Continuation, answers), strict=True))
+    rows = list(prompts)
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+    for first in range(0, len(order), size):
+        together = order[first : first + size]
+        yield dict(zip(together, map(Continuation, answer([rows[row] for row in together])), strict=True))
 
 
-class OnEngine:
+def on_engine(
+    model: BaseModel,
+    drafter: Drafter,
+    size: int,
+    max_new_tokens: int,
+    with_states: bool,
+    prompts: Iterable[np.ndarray],
+) -> Continuations:
     """The CPU engine's rows: where a text ends, the next prompt takes its row, so that passes stay wide.
 
     drafter: drafts while it pays off; the text is the same.  size: rows.
-    states: keep those that every token is predicted from; without a drafter only, which commits several at once.
+    with_states: keep those that every token is predicted from; without drafts only, which commit several at once.
     """
 
-    def __init__(self, model: BaseModel, drafter: Drafter | None, size: int, states: bool = False) -> None:
-        self.model, self.drafter, self.size = model, drafter or NoDrafter(), size
-        self.states = states and drafter is None
-
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Continuation]]:
-        """Continuations by their prompts' numbers, each as soon as it ends."""
-        waiting, batch = enumerate(prompts), None
-        states = defaultdict[int, list[torch.Tensor]](list)
-        while True:
-            while batch is None or len(batch.rows) < self.size:
-                if (coming := next(waiting, None)) is None:
-                    break
-                begun = self._begin(*coming, max_new_tokens)
-                if batch is not None and batch.rows:
-                    batch.join(begun)
-                else:
-                    batch = begun
-            if batch is None or not batch.rows:
-                return
-            rows = batch.rows
-            batch.step()
-            if self.states:
-                for row in rows:
-                    assert row.hidden is not None
-                    states[row.index].append(as_tensor(row.hidden).to(torch.float16))
-            ended = [row for row in rows if row.text.finished]
-            if ended:
-                yield {
-                    row.index: Continuation(
-                        np.array(row.text.new_tokens, np.int64),
-                        torch.stack(states.pop(row.index)) if self.states else None,
-                    )
-                    for row in ended
-                }
-
-    def _begin(self, index: int, prompt: np.ndarray, max_new_tokens: int) -> RowBatch:
+    def begin(index: int, prompt: np.ndarray) -> RowBatch:
         """A row whose prompt is read but for its last token."""
-        with beams_ignored(self.model):
-            session = Session.begin(
-                self.model, prompt.tolist(), attention_mask=[[1] * len(prompt)], max_new_tokens=max_new_tokens
-            )
-        row = RowBatch.begin(session, self.drafter, EXACT, first=index)
+        with beams_ignored(model):
+            mask = [[1] * len(prompt)]
+            session = Session.begin(model, prompt.tolist(), attention_mask=mask, max_new_tokens=max_new_tokens)
+        row = RowBatch.begin(session, drafter, EXACT, first=index)
         while row.unread.read_ahead(BLOCK):
             pass
         return row
 
+    waiting, batch = enumerate(prompts), None
+    states = defaultdict[int, list[torch.Tensor]](list)
+    while True:
+        while batch is None or len(batch.rows) < size:
+            if (coming := next(waiting, None)) is None:
+                break
+            begun = begin(*coming)
+            if batch is not None and batch.rows:
+                batch.join(begun)
+            else:
+                batch = begun
+        if batch is None or not batch.rows:
+            return
+        rows = batch.rows
+        batch.step()
+        for row in rows if with_states else ():
+            assert row.hidden is not None
+            states[row.index].append(as_tensor(row.hidden).to(torch.float16))
+        if ended := [row for row in rows if row.text.finished]:
+            yield {
+                row.index: Continuation(
+                    np.array(row.text.new_tokens, np.int64),
+                    torch.stack(states.pop(row.index)) if with_states else None,
+                )
+                for row in ended
+            }
 
-class Greedy:
+
+def suits_loop(model: BaseModel) -> bool:
+    """Whether our own loop has a cache for the model and supports all that its generation config asks for."""
+    try:
+        with beams_ignored(model):
+            GenerationSettings(model)
+    except ValueError:
+        return False
+    return engine_of(model.model) is not None or tree_placement(model.model) is not None
+
+
+def by_loop(model: BaseModel, drafter: Drafter, max_new_tokens: int, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Our own loop: finished rows cost nothing, and no step copies the cache. The text is the same with a drafter."""
-
-    def __init__(self, model: BaseModel, drafter: Drafter | None = None) -> None:
-        self.model, self.drafter = model, drafter or NoDrafter()
-
-    @staticmethod
-    def suits(model: BaseModel) -> bool:
-        """Whether the loop has a cache for the model and supports all that its generation config asks for."""
-        try:
-            with beams_ignored(model):
-                GenerationSettings(model)
-        except ValueError:
-            return False
-        return engine_of(model.model) is not None or tree_placement(model.model) is not None
-
-    def __call__(self, prompts: Sequence[np.ndarray], max_new_tokens: int) -> list[np.ndarray]:
-        """The continuation of each prompt, including its end of text."""
-        ids, mask = map(torch.from_numpy, padded(prompts, 0))
-        with beams_ignored(self.model):
-            out = generate(
-                self.model, ids, self.drafter, max_new_tokens=max_new_tokens, attention_mask=mask, trace=True
-            )
-        return [np.array([token for block in out.blocks(row) for token in block], np.int64) for row in range(len(ids))]
+    ids, mask = map(torch.from_numpy, padded(prompts, 0))
+    with beams_ignored(model):
+        out = generate(model, ids, drafter, max_new_tokens=max_new_tokens, attention_mask=mask, trace=True)
+    return [np.array([token for block in out.blocks(row) for token in block], np.int64) for row in range(len(ids))]
 
 
-class ByGenerate:
+@torch.inference_mode()
+def by_generate(
+    stock: BaseModel, num_beams: int, max_new_tokens: int, prompts: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """`generate()` of ``transformers``: for beams, and for models that our loop has no cache for."""
-
-    def __init__(self, model: BaseModel, num_beams: int = 1) -> None:
-        self.model, self.num_beams = model, num_beams
-
-    @torch.inference_mode()
-    def __call__(self, prompts: Sequence[np.ndarray], max_new_tokens: int) -> list[np.ndarray]:
-        """The continuation of each prompt, including its end of text."""
-        stock, end_ids = self.model, self.model.eos_ids
-        fill = stock.pad_id if stock.pad_id is not None else min(end_ids, default=0)
-        # Prompts are padded on the left, to be continued; sources on the right, where encoders expect padding.
-        arrays = padded(prompts, fill, left=not stock.is_encoder_decoder)
-        ids, mask = (torch.from_numpy(array).to(stock.device) for array in arrays)
-        options = {"do_sample": False, "num_beams": self.num_beams, "max_new_tokens": max_new_tokens}
-        out = stock.model.generate(ids, attention_mask=mask, pad_token_id=fill, **options)
-        begin = 1 if stock.is_encoder_decoder else ids.shape[1]  # after the decoder's start token, or the prompt
-        rows = out[:, begin:].cpu().numpy()
-        ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]
-        return [row[: int(end[0]) + 1] if len(end) else row for row, end in zip(rows, ends, strict=True)]
+    end_ids = stock.eos_ids
+    fill = stock.pad_id if stock.pad_id is not None else min(end_ids, default=0)
+    # Prompts are padded on the left, to be continued; sources on the right, where encoders expect padding.
+    arrays = padded(prompts, fill, left=not stock.is_encoder_decoder)
+    ids, mask = (torch.from_numpy(array).to(stock.device) for array in arrays)
+    options = {"do_sample": False, "num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    out = stock.model.generate(ids, attention_mask=mask, pad_token_id=fill, **options)
+    begin = 1 if stock.is_encoder_decoder else ids.shape[1]  # after the decoder's start token, or the prompt
+    rows = out[:, begin:].cpu().numpy()
+    ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]
+    return [row[: int(end[0]) + 1] if len(end) else row for row, end in zip(rows, ends, strict=True)]
 
 
 def distill(
@@ -278,13 +264,16 @@ def distill(
     prompts, stock = prompts.prompts(), BaseModel.of(base)
     _check_fit(stock, prompts, options)
     shards, kept = distilled_directory(directory), states_directory(directory)
-    greedy = options.num_beams == 1 and Greedy.suits(stock)
+    size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
+    greedy = options.num_beams == 1 and suits_loop(stock)
     engine = engine_of(base) if greedy else None
-    writer = (
-        OnEngine(stock, drafter, options.batch_size, states is not None and not states.layers and not states.whole)
-        if engine is not None
-        else InBatches(Greedy(stock, drafter) if greedy else ByGenerate(stock, options.num_beams), options.batch_size)
-    )
+    if engine is not None:
+        last_states = states is not None and not states.layers and not states.whole and drafter is None
+        writer = partial(on_engine, stock, drafts, size, length, last_states)
+    elif greedy:
+        writer = partial(in_batches, partial(by_loop, stock, drafts, length), size)
+    else:
+        writer = partial(in_batches, partial(by_generate, stock, options.num_beams, length), size)
     settings: dict[str, Any] = {"options": options.record(), "model": weights_fingerprint(base)}
     if engine is not None:
         settings |= rounded_weights(stock)
@@ -302,7 +291,8 @@ def distill(
         if states is not None and not kept.file(shard).exists():
             text = Texts.load(shards.file(shard))
             save_states(kept.file(shard), text, states_of(stock, text, states))
-    for shard, written in _write(writer, prompts, missing, options.max_new_tokens, on_batch):
+    groups = [missing] if engine is not None else [[each] for each in missing]
+    for shard, written in (each for group in groups for each in _write(writer, prompts, group, on_batch)):
         rows = [prompts[number] for number, _ in written]
         joined = [np.concatenate([row, answer.tokens]) for row, (_, answer) in zip(rows, written, strict=True)]
         text = Texts.of_rows(joined, list(map(len, rows)), dtype)
@@ -313,25 +303,22 @@ def distill(
 
 
 def _write(
-    writer: InBatches | OnEngine,
+    writer: Callable[[Iterable[np.ndarray]], Continuations],
     prompts: Texts,
     shards: Sequence[tuple[int, range]],
-    max_new_tokens: int,
     on_batch: Callable[[int, int], object],
 ) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
     """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
-    groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
-    for group in groups:
-        owners = [(shard, number) for shard, chosen in group for number in chosen]
-        sizes = {shard: len(chosen) for shard, chosen in group}
-        written = defaultdict[int, dict[int, Continuation]](dict)
-        for answers in writer((prompts[number].astype(np.int64) for _, number in owners), max_new_tokens):
-            for index, answer in answers.items():
-                shard, number = owners[index]
-                written[shard][number] = answer
-            on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
-            for shard in [shard for shard in written if len(written[shard]) == sizes[shard]]:
-                yield shard, sorted(written.pop(shard).items())
+    owners = [(shard, number) for shard, chosen in shards for number in chosen]
+    sizes = {shard: len(chosen) for shard, chosen in shards}
+    written = defaultdict[int, dict[int, Continuation]](dict)
+    for answers in writer(prompts[number].astype(np.int64) for _, number in owners):
+        for index, answer in answers.items():
+            shard, number = owners[index]
+            written[shard][number] = answer
+        on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
+        for shard in [shard for shard in written if len(written[shard]) == sizes[shard]]:
+            yield shard, sorted(written.pop(shard).items())
 
 
 def _check_fit(stock: BaseModel, prompts: Texts, options: DistillOptions) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,8 @@ from lm_training.data.records import open_bytes
 
 PADDING = "<|pad|>"
 MASK = "<|mask|>"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A sentence and its translation."""
-
-    source: str
-    target: str
+Pair = tuple[str, str]
+"""A sentence and its translation."""
 
 
 def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair]:
@@ -40,22 +33,15 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
             for number, line in enumerate(file, 1):
                 try:
                     record = json.loads(line)
-                    pair = Pair(record[source], record[target])
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    pair = Pair("", "")
-                if not all(isinstance(side, str) and side.strip() and is_text(side) for side in vars(pair).values()):
+                    pair: Pair = record[source], record[target]
+                    # JSON allows half of a surrogate pair; tokenizers do not, and no encoding has it.
+                    are_texts = all(side.strip().encode() for side in pair)
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    are_texts = False
+                if not are_texts:
                     wanted = f"a JSON object with text under {source!r} and {target!r}"
                     raise ValueError(f"{path}:{number}: expected {wanted}, got {line[:60]!r}")
                 yield pair
-
-
-def is_text(string: str) -> bool:
-    """Whether a string has no half of a surrogate pair, which JSON allows and tokenizers do not."""
-    try:
-        string.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -65,9 +51,8 @@ def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     special = (END_OF_TEXT, PADDING, MASK)
     tokenizer = train_tokenizer(texts, vocab_size, special_tokens=special, add_prefix_space=True)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)]
-    )
+    end = [(END_OF_TEXT, 0)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=end)
     return tokenizer
 
 
@@ -89,8 +74,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:
     """Token ids of the pairs, in order, each side with its end of text."""
     listed, end = list(pairs), end_of_text_id(tokenizer)
-    sources = tokenizer.encode_batch_fast([pair.source for pair in listed], add_special_tokens=False)
-    targets = tokenizer.encode_batch_fast([pair.target for pair in listed], add_special_tokens=False)
+    sides = ([pair[side] for pair in listed] for side in (0, 1))
+    sources, targets = (tokenizer.encode_batch_fast(side, add_special_tokens=False) for side in sides)
     rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
     lengths = [len(source.ids) + 1 for source in sources]
     return Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 COMPRESSED = {".gz", ".xz", ".zst"}
-INVALID_UTF8 = ("strict", "replace")
-"""Invalid bytes: an error, or read as U+FFFD."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 SHOWN = 5
 """Bad records that are reported with their message."""
@@ -72,16 +70,16 @@ class Record:
         """Whether it is a JSON object or a row, not a text."""
         return isinstance(self.content, dict) or plain_suffix(self.path) == ".jsonl"
 
-    def fields(self, invalid_utf8: str = "strict") -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """The record's fields; of a text, ``text``; ValueError, with the record's origin, if it is malformed."""
         if isinstance(self.content, dict):
             return self.content
         try:
-            text = self.content.decode("utf-8", invalid_utf8)
+            text = self.content.decode()
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{self.origin}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte"
-                f" {self.offset + error.start} is none; convert the file, or have such bytes replaced"
+                f" {self.offset + error.start} is none; convert the file"
             ) from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not self.has_fields:
@@ -93,19 +91,13 @@ class Record:
             record = None
         if not isinstance(record, dict):
             raise ValueError(f"{self.origin}: expected a JSON object, got {text[:40]!r}")
-        if not _SURROGATE.search(text):
-            return record
-        dumped = json.dumps(record, ensure_ascii=False)
-        try:
-            dumped.encode()
-        except UnicodeEncodeError as error:
-            if invalid_utf8 == "strict":
-                raise ValueError(
-                    f"{self.origin}: expected text, got half of a surrogate pair, {dumped[error.start]!r}; "
-                    "repair the record, or have such characters replaced"
-                ) from None
-            dumped = dumped.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            record = dict(json.loads(dumped))
+        if _SURROGATE.search(text):
+            dumped = json.dumps(record, ensure_ascii=False)
+            try:
+                dumped.encode()
+            except UnicodeEncodeError as error:
+                half = f"half of a surrogate pair, {dumped[error.start]!r}"
+                raise ValueError(f"{self.origin}: expected text, got {half}; repair the record") from None
         return record
 
 

@@ -21,7 +21,6 @@ class Template:
 
     prompt: text with fields in braces, ``question: {question}``; a dotted field is nested, ``{answers.text.0}``.
     answers: possible fields of the answer, of which a record's first counts.  None: prompts alone.
-    separator: text between the two, part of the prompt.
     special_tokens: whether the tokenizer adds its own.
     """
 
@@ -29,7 +28,6 @@ class Template:
 
     prompt: str
     answers: tuple[str, ...] | None = None
-    separator: str = ""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -52,7 +50,7 @@ class Template:
 
     def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
         """Prompt and answer; ValueError for a field that is missing or no text, or a blank answer."""
-        prompt = _FIELD.sub(lambda match: _text(fields, match[1]), self.prompt) + self.separator
+        prompt = _FIELD.sub(lambda match: _text(fields, match[1]), self.prompt)
         if self.answers is None:
             return prompt, None
         field = next((path for path in self.answers if _value(fields, path) is not None), self.answers[0])

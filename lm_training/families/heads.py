@@ -23,12 +23,12 @@ from torch import Tensor
 
 from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
-from latticebpd.drafters import VanillaDrafter
+from latticebpd.drafters import Drafter, VanillaDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
@@ -42,6 +42,13 @@ from lm_training.training.training_options import BlockwiseTraining, HeadTrainin
 
 TOP = (1, 4, 16)
 """Accuracy is the share of labels among so many best tokens."""
+
+
+def block_efficiency(model: Model, drafter: Drafter, prompts: Texts, count: int, max_new_tokens: int) -> float:
+    """Of decoding the first so many prompts together, over all of them."""
+    ids, mask = map(torch.from_numpy, padded([prompts[index] for index in range(min(count, len(prompts)))], 0))
+    with beams_ignored(model):
+        return generate(model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens).block_efficiency
 
 
 class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):
@@ -150,18 +157,10 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         if self.model.shortlist is not None:
             record["coverage"] = round(float(known[1:].sum() / count[1:].sum()), 4)
         if self.options.serving_prompts:
-            record["serving_block_efficiency"] = round(self.serve(), 4)
+            prompts = self.validation.read.sources or self.validation.texts.prompts()
+            drafter, decoded = VanillaDrafter(self.model), self.options.serving_prompts
+            record["serving_block_efficiency"] = round(block_efficiency(self.model, drafter, prompts, decoded, 64), 4)
         return record
-
-    def serve(self, max_new_tokens: int = 64) -> float:
-        """Block efficiency of decoding validation prompts with vanilla drafts, over all of them."""
-        prompts = self.validation.read.sources or self.validation.texts.prompts()
-        ids, mask = padded([prompts[index] for index in range(min(self.options.serving_prompts, len(prompts)))], 0)
-        rows, read = torch.from_numpy(ids), torch.from_numpy(mask)
-        with beams_ignored(self.model):
-            drafter = VanillaDrafter(self.model)
-            out = generate(self.model, rows, drafter, attention_mask=read, max_new_tokens=max_new_tokens)
-        return out.block_efficiency
 
     def save_full(self, directory: Path, weights: dict[str, Tensor]) -> None:
         own = {name.removeprefix("model."): tensor for name, tensor in weights.items()}

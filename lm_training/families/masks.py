@@ -16,7 +16,7 @@ first token, which has no mask, are never revealed. The ratio falls linearly fro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from latticebpd.decoding.generation_config import beams_ignored
-from latticebpd.decoding.loop import generate
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
-from latticebpd.lattices.texts import Texts, padded
+from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
+from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
@@ -83,8 +82,6 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
     drafter's decoding, for the log; None leaves it out.
     """
 
-    legacy_defaults: Mapping[str, Any] = {"bidirectional": False}
-
     def __init__(
         self,
         drafter: NonAutoregressiveModel,
@@ -121,9 +118,8 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         drawn = options.windows if self.drafter.bidirectional else min(options.windows, room)
         prefixes = [rng.integers(1, max(2, len(target)), drawn).tolist() for target in targets]
         windows = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(part, None, parts))
-        labels = [
-            min(slots, len(target) - prefix) for target, each in zip(targets, prefixes, strict=True) for prefix in each
-        ]
+        drawn_after = zip(targets, prefixes, strict=True)
+        labels = [min(slots, len(target) - prefix) for target, each in drawn_after for prefix in each]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
         return replace(windows, reveal=options.reveal_ratio(step), weight=parts / (total or 1.0))
 
@@ -154,9 +150,8 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         else:
             texts = [[start, *target[: max(drawn)]] for target, drawn in mine] or [[start]]
             lengths = [[1 + prefix for prefix in drawn] for _, drawn in mine] or [[1] * windows]
-        columns = masked_columns(
-            texts, [0] * len(texts), slots, drafter.mask_token_id, lengths, drafter.anchored, drafter.bidirectional
-        )
+        layout = (lengths, drafter.anchored, drafter.bidirectional)
+        columns = masked_columns(texts, [0] * len(texts), slots, drafter.mask_token_id, *layout)
         moved_labels, moved = (torch.from_numpy(array).to(device) for array in (labels, priorities))
         return Windows(sources[part], mask[part], columns, moved_labels, moved)
 
@@ -245,15 +240,11 @@ def train_drafter(
     their translations by the common teacher of drafter and verifier.
     """
     process = process or Process()
-    chosen = range(min(options.serving_sources, len(validation)))
-    ids, mask = padded([validation[row][: validation.prompt_lengths[row]] for row in chosen], 0)
+    sources, count = validation.prompts(), min(options.serving_sources, len(validation))
     verifier = verifier.to(process.device).eval()  # type: ignore[arg-type]
 
     def serve(drafter: NonAutoregressiveModel) -> float:
-        system = LatticeDrafter(MaskLattices(drafter, 1), Vanilla())
-        with beams_ignored(verifier):
-            out = generate(verifier, ids.tolist(), system, attention_mask=mask.tolist(), max_new_tokens=128)
-        return out.block_efficiency
+        return block_efficiency(verifier, LatticeDrafter(MaskLattices(drafter, 1), Vanilla()), sources, count, 128)
 
     identity = {
         "verifier": weights_fingerprint(verifier),
@@ -264,7 +255,7 @@ def train_drafter(
         "dropout": drafter.base.config.dropout,
     }
     drafter = drafter.to(process.device)
-    objective = DrafterObjective(drafter, data, validation, options, serve if len(chosen) else None, identity)
+    objective = DrafterObjective(drafter, data, validation, options, serve if count else None, identity)
     torch.manual_seed(options.seed)
     Trainer(objective, Path(directory), options, process).run()
     return drafter

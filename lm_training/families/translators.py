@@ -47,9 +47,8 @@ class PairBatch:
 
 def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id: int) -> MarianMTModel:
     """A freshly initialised stock model; its decoder starts from the padding token."""
-    model: MarianMTModel = shape.new_model(
-        vocab_size=vocab_size, eos_token_id=eos_id, pad_token_id=pad_id, decoder_start_token_id=pad_id
-    )
+    tokens = {"eos_token_id": eos_id, "pad_token_id": pad_id, "decoder_start_token_id": pad_id}
+    model: MarianMTModel = shape.new_model(vocab_size=vocab_size, **tokens)
     return model
 
 

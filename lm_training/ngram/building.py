@@ -113,9 +113,8 @@ class CountingOptions:
         if self.engine not in ENGINES:
             raise ValueError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
         if self.threads < 1 or self.memory < 1 << 20:
-            raise ValueError(
-                f"expected at least one thread and 1 MiB of memory, got {self.threads} and {self.memory} bytes"
-            )
+            got = f"{self.threads} and {self.memory} bytes"
+            raise ValueError(f"expected at least one thread and 1 MiB of memory, got {got}")
 
 
 def build(
@@ -138,8 +137,7 @@ def build(
     """
     require_writable(output, "file")
     require_writable(work, "folder")
-    reading = [inputs.field, inputs.invalid_utf8, inputs.dtype, getattr(encoder, "start", None)]
-    job = {"inputs": file_facts(inputs.paths), "reading": reading, "recipe": asdict(recipe)}
+    job = {"inputs": file_facts(inputs.paths), "field": inputs.field, "recipe": asdict(recipe)}
     with locked(output), work_folder(work, job) as folder:
         return _Job(inputs, encoder, recipe, counting, folder, report).write(output)
 
@@ -163,9 +161,7 @@ class _Job:
         names = [field.name for field in fields(OrderCounts)]
         counts = [OrderCounts(*(load_array(folder / f"{name}-{order}.npy") for name in names)) for order in orders]
         self.report("estimating", 0, None)
-        folder = self.work.stage(
-            "estimated", lambda folder: self._estimate(counts, stream, symbols, ArrayStore(folder))
-        )
+        folder = self.work.stage("estimated", lambda path: self._estimate(counts, stream, symbols, ArrayStore(path)))
         ngrams, log_probs, backoffs = (
             [load_array(folder / f"{name}-{order}.npy") for order in orders]
             for name in ("ngrams", "log_probs", "backoffs")
@@ -184,18 +180,16 @@ class _Job:
 
     def _read(self, folder: Path) -> None:
         recipe = self.recipe
-        write_corpus(
-            self.inputs, self.encoder, recipe.end_of_text, folder, lambda done: self.report("reading", done, None)
-        )
+        end, report = recipe.end_of_text, self.report
+        write_corpus(self.inputs, self.encoder, end, folder, lambda done: report("reading", done, None))
         stream, symbols = load_corpus(folder)
         if not len(stream.ids):
             raise ValueError(f"expected some text, got none in {', '.join(map(str, self.inputs.paths))}")
         if symbols is not None:
             return
         if stream.highest > LARGEST_ID:
-            raise ValueError(
-                f"expected token ids of at most {LARGEST_ID}, got {stream.highest}; an automaton has no label for it"
-            )
+            got = f"{stream.highest}; an automaton has no label for it"
+            raise ValueError(f"expected token ids of at most {LARGEST_ID}, got {got}")
         if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
             raise ValueError(
                 f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "

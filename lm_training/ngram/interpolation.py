@@ -24,13 +24,9 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
     """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ; ValueError where the weight is not
     between 0 and 1, the vocabularies differ, or a model is not closed."""
     if not 0 < weight < 1:
-        raise ValueError(
-            f"expected a weight between 0 and 1, got {weight}; use one of the models alone if that is meant"
-        )
+        raise ValueError(f"expected a weight between 0 and 1, got {weight}; else use one of the models alone")
     if first.symbols != second.symbols:
-        raise ValueError(
-            "expected two models with the same words for the same ids, got different words; see in_one_vocabulary"
-        )
+        raise ValueError("expected two models with the same words for the same ids, got others; see in_one_vocabulary")
     if first.fingerprint and second.fingerprint and first.fingerprint != second.fingerprint:
         raise ValueError(
             f"expected two models of one tokenizer, got the fingerprints {first.fingerprint} and {second.fingerprint}; "
@@ -51,9 +47,8 @@ def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable
     Models of token ids are returned unchanged; ValueError where only one model is of words.
     """
     if (first.symbols is None) != (second.symbols is None):
-        raise ValueError(
-            "expected two models of words or two of token ids, got one of each; estimate both over one vocabulary"
-        )
+        wanted = "two models of words or two of token ids"
+        raise ValueError(f"expected {wanted}, got one of each; estimate both over one vocabulary")
     if first.symbols is None or second.symbols is None or first.symbols == second.symbols:
         return first, second
     symbols = list(dict.fromkeys(first.symbols + second.symbols))
@@ -78,9 +73,8 @@ def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, round
     first_log_probs, second_log_probs = table_log_probs(first, tokens), table_log_probs(second, tokens)
     known = np.isfinite(first_log_probs) | np.isfinite(second_log_probs)
     if not known.any():
-        raise ValueError(
-            f"expected held-out tokens that the models know, got none among {len(tokens)}; give other text"
-        )
+        got = f"none among {len(tokens)}; give other text"
+        raise ValueError(f"expected held-out tokens that the models know, got {got}")
     odds = np.exp(np.clip(second_log_probs[known] - first_log_probs[known], -700, 700))
     weight = 0.5
     for _ in range(rounds):

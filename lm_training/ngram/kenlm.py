@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -34,29 +33,24 @@ def program(name: str) -> str:
     return path
 
 
-@dataclass(frozen=True)
-class KenlmOptions:
-    """Options of ``lmplz``.
-
-    order: the longest n-grams.
-    prune: of each order the count up to which n-grams are dropped, the last also of higher orders; 0 for none.
-    memory: bytes for sorting.
-    """
-
-    order: int = 4
-    prune: Sequence[int] = (0, 0, 1, 1)
-    memory: int = DEFAULT_MEMORY
-
-
 def estimate_arpa(
-    stream: TokenStream, symbols: Sequence[str] | None, options: KenlmOptions, arpa: Path, scratch: Path
+    stream: TokenStream,
+    symbols: Sequence[str] | None,
+    arpa: Path,
+    scratch: Path,
+    order: int,
+    prune: Sequence[int],
+    memory: int = DEFAULT_MEMORY,
 ) -> None:
-    """Run ``lmplz`` on a stream's texts, with its temporary files in ``scratch``; ValueError where it is missing, or
-    fails, with its last line."""
-    prune = [*options.prune, *[options.prune[-1]] * options.order][: options.order]
-    command = [program("lmplz"), "-o", str(options.order), "-S", f"{options.memory}b", "-T", str(scratch / "lmplz")]
+    """Run ``lmplz`` on a stream's texts, with its temporary files in ``scratch``.
+
+    prune: of each order the count up to which n-grams are dropped, the last also of higher orders; 0 for none.
+    memory: bytes for sorting. Raises ValueError where the program is missing, or fails, with its last line.
+    """
+    counts = [*prune, *[prune[-1]] * order][:order]
+    command = [program("lmplz"), "-o", str(order), "-S", f"{memory}b", "-T", str(scratch / "lmplz")]
     # Subword corpora have too few rare unigrams for its discounts; without the fallback it fails on them.
-    command += ["--arpa", str(arpa), "--discount_fallback", "--prune", *map(str, prune)]
+    command += ["--arpa", str(arpa), "--discount_fallback", "--prune", *map(str, counts)]
     _run(command, lambda file: write_sentences(stream, symbols, file))
 
 

@@ -53,9 +53,8 @@ def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None 
         raise ValueError(f"expected a threshold of at least 0, got {theta}")
     num_unigrams = table.num_ngrams[0]
     if max_ngrams is not None and max_ngrams < num_unigrams:
-        raise ValueError(
-            f"expected room for the {num_unigrams} unigrams, which always stay, got max_ngrams={max_ngrams}; allow more"
-        )
+        wanted = f"room for the {num_unigrams} unigrams, which always stay"
+        raise ValueError(f"expected {wanted}, got max_ngrams={max_ngrams}; allow more")
     trie = NgramTrie.of(table.ngrams)
     closure = losses(table, trie)
     for order in range(table.order, 1, -1):
@@ -125,6 +124,5 @@ def _restricted(table: NgramTable, trie: NgramTrie, kept: list[np.ndarray]) -> N
         [new[rows[mask]] for new, rows, mask in zip(new_rows, links, kept, strict=False)]
         for links in (trie.prefixes, trie.suffixes)
     )
-    return replace(
-        normalised_table(ngrams, probs, prefixes, suffixes), symbols=table.symbols, fingerprint=table.fingerprint
-    )
+    pruned = normalised_table(ngrams, probs, prefixes, suffixes)
+    return replace(pruned, symbols=table.symbols, fingerprint=table.fingerprint)

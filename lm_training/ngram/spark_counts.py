@@ -54,9 +54,8 @@ class SparkCounter:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError as error:
-            raise ValueError(
-                f"expected the packages of the extra spark, lacking {error.name}: pip install 'latticebpd[spark]'"
-            ) from None
+            remedy = "pip install 'latticebpd[spark]'"
+            raise ValueError(f"expected the packages of the extra spark, lacking {error.name}: {remedy}") from None
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         builder = SparkSession.builder.master(master).appName("latticebpd")
@@ -74,10 +73,8 @@ class SparkCounter:
         try:
             self.session = builder.getOrCreate()
         except PySparkException as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"{master}: expected to reach Spark there, got {reason}; is Java installed, and the master running?"
-            ) from None
+            got = f"{str(error).strip().splitlines()[0]}; is Java installed, and the master running?"
+            raise ValueError(f"{master}: expected to reach Spark there, got {got}") from None
 
     def count(
         self, stream: TokenStream, order: int, min_counts: Sequence[int], progress: Progress, store: ArrayStore

@@ -88,10 +88,8 @@ def adamw_and_muon(
         if weight.requires_grad:
             by_muon = weight.ndim == 2 and id(weight) not in excluded and options.muon_learning_rate > 0
             (matrices if by_muon else others).append(weight)
-    decay = options.weight_decay
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=decay)
-    ]
+    decay, optimizers = options.weight_decay, list[torch.optim.Optimizer]()
+    optimizers.append(torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=decay))
     if matrices:
         optimizers.append(Muon(matrices, lr=options.muon_learning_rate, weight_decay=decay, dtype=dtype))
     return optimizers

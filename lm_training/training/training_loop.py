@@ -38,6 +38,8 @@ STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
 LOG = "training-log.jsonl"
 UPDATES_BETWEEN_TRIMS = 10
+CLIP_NORM = 1.0
+"""Gradients are scaled down to this norm."""
 
 Batch = TypeVar("Batch")
 Options = TypeVar("Options", bound=LoopOptions)
@@ -58,9 +60,6 @@ class Objective(nn.Module, Generic[Batch, Options]):
 
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
-
-    legacy_defaults: Mapping[str, Any] = {}
-    """Values of ``run_identity`` for checkpoints of earlier versions, which lack them."""
 
     def __init__(self, options: Options, trained: Texts, identity: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -140,18 +139,13 @@ def denormals_flushed() -> Iterator[None]:
 
 @dataclass
 class Trainer:
-    """A training run in ``directory``, which holds checkpoints, log and the finished model.
-
-    Args:
-        objective: on its process's device.
-        clip_norm: gradients are scaled down to this norm.
-    """
+    """A training run of an objective, on its process's device, in ``directory``, which holds checkpoints, log and the
+    finished model."""
 
     objective: Objective[Any, Any]
     directory: Path
     options: LoopOptions
     process: Process = field(default_factory=Process)
-    clip_norm: float = 1.0
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     fsdp: bool = field(init=False)
@@ -241,9 +235,8 @@ class Trainer:
         if self.process.world > 1:
             for value in sums.values():
                 dist.all_reduce(value)
-        torch.nn.utils.clip_grad_norm_(
-            [parameter for optimizer in self.optimizers for parameter in _parameters(optimizer)], self.clip_norm
-        )
+        weights = [weight for optimizer in self.optimizers for weight in _parameters(optimizer)]
+        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
         for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -320,13 +313,11 @@ class Trainer:
         return known
 
     def _compare(self, record: dict[str, Any]) -> None:
-        """ValueError for a checkpoint of another run; values that an earlier version did not store are not compared."""
-        stored, identity = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
-        if stored.get("objective") == identity["training"]:  # an earlier version's word for it
-            del stored["objective"]
-        for name in sorted(stored.keys() & identity.keys()):
-            if stored[name] != identity[name]:
-                message = f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {identity[name]}"
+        """ValueError for a checkpoint of another run."""
+        stored = record["made_of"]
+        for name, value in sorted(self.run_identity.items()):
+            if stored.get(name) != value:
+                message = f"{self.directory}: holds a run with {name} {stored.get(name)}, asked for is {value}"
                 raise ValueError(f"{message}; choose another directory, or go on with the same")
         if int(record["step"]) > self.options.steps:
             wanted = f"at least {record['step']} steps, which the run there has made"

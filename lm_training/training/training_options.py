@@ -43,13 +43,13 @@ def trapezoid(steps: int, warmup_steps: int, decay_fraction: float) -> Schedule:
     return factor
 
 
-def cosine(steps: int, warmup_steps: int, floor: float = 0.0) -> Schedule:
-    """Linear warm-up, then half a cosine wave down to ``floor``."""
+def cosine(steps: int, warmup_steps: int) -> Schedule:
+    """Linear warm-up, then half a cosine wave down to zero."""
 
     def factor(step: int) -> float:
         rise = (step + 1) / max(1, warmup_steps)
         done = min(1.0, max(0.0, (step - warmup_steps) / max(1, steps - warmup_steps)))
-        return min(rise, floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+        return min(rise, 0.5 * (1 + math.cos(math.pi * done)))
 
     return factor
 
@@ -180,9 +180,7 @@ class BlockDrafterTraining(LoopOptions):
     batch_size: int = option(16, "Texts per update, over all processes.", min=1)
     anchors: int = option(16, "Anchors drawn from each text, each followed by a block.", min=1)
     gamma: float = option(5.0, "Slot m of a block weighs exp(-(m - 1) / gamma) in the loss.", above=0.0)
-    objective: str = option(
-        "ce", "ce: cross-entropy of the text; kl: forward KL from the target's distribution.", choices=("ce", "kl")
-    )
+    objective: str = option("ce", "ce: cross-entropy; kl: forward KL from the target.", choices=("ce", "kl"))
     temperature: float = option(1.0, "Softens both distributions of kl.", above=0.0)
     validation_sequences: int = option(64, "Validation texts that are measured.", free=True, min=1)
 

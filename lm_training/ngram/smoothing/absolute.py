@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lm_training.ngram.smoothing.base import Estimator, Smoothing
@@ -15,16 +13,9 @@ def absolute_discount(counts_of_counts: np.ndarray) -> float:
     return ones / (ones + 2 * twos) if ones and twos else 0.5
 
 
-@dataclass(frozen=True)
 class AbsoluteDiscounting(Smoothing):
-    """Every count loses the same: ``discount``, or D by the counts of counts of each order."""
-
-    discount: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.discount is not None and not 0 < self.discount < 1:
-            raise ValueError(f"expected a discount between 0 and 1, got {self.discount}")
+    """Every count of an order loses the same, D by its counts of counts."""
 
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
-        amount = absolute_discount(counts_of_counts) if self.discount is None else self.discount
+        amount = absolute_discount(counts_of_counts)
         return lambda seen: (seen.counts - amount) / seen.spread(seen.totals)

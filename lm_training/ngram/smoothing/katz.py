@@ -42,7 +42,6 @@ class Katz(GoodTuring):
                 table, last = np.append(factors, 1.0), cutoff + 1
                 return lambda counts: counts * table[np.minimum(counts, last)]
         amount = absolute_discount(counts_of_counts)
-        logger.info(
-            "%d-grams: counts of counts allow no Good-Turing discount; absolute discounting by %.3f", order, amount
-        )
+        why = "counts of counts allow no Good-Turing discount"
+        logger.info("%d-grams: %s; absolute discounting by %.3f", order, why, amount)
         return lambda counts: counts.astype(np.float64) - amount

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from lm_training.ngram.smoothing.base import Estimator, Smoothing
 
+WEIGHT = 0.4
 
-@dataclass(frozen=True)
+
 class StupidBackoff(Smoothing):
     """Relative frequencies and one backoff weight: scores, which sum to 1 only among the unigrams."""
 
-    weight: float = 0.4
     normalised: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
-            raise ValueError(f"expected a backoff weight above 0 and at most 1, got {self.weight}")
 
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
         return lambda seen: seen.counts / seen.spread(seen.totals)
@@ -27,4 +22,4 @@ class StupidBackoff(Smoothing):
     def backoff_weights(
         self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(len(starts), self.weight), explicit
+        return np.full(len(starts), WEIGHT), explicit

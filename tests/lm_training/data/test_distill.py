@@ -23,7 +23,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data import distill as distilling
-from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, distill, load_distilled
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.engine_models import on_engine, stock
@@ -109,7 +109,7 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
     base, given = tiny(family, seed=3, eos=7), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
-    assert Greedy.suits(BaseModel.of(base)) == (family != "bloom")
+    assert suits_loop(BaseModel.of(base)) == (family != "bloom")
     for drafter in (None, PromptNgramDrafter()):
         distill(base, given, tmp_path / str(drafter is None), replace(OPTIONS, batch_size=3), drafter=drafter)
         text = load_distilled(tmp_path / str(drafter is None))

@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,9 +21,9 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import generate
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
-from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pair_tokenizer
+from lm_training.data.pairs import encode_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.families.masks import UNLABELLED, DrafterObjective, Windows, glance, train_drafter
-from lm_training.training.training_loop import STATE_WEIGHTS, Trainer
+from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import DrafterTraining
 from tests.helpers.commands import Run
 from tests.helpers.drafters import gad_drafter
@@ -326,7 +324,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     save_tokenizer(bpe, home / "verifier")
     fingerprint = vocabulary_fingerprint(bpe.get_vocab())
     NonAutoregressiveModel.like(verifier, 2, 4, tokenizer_fingerprint=fingerprint).save_pretrained(home / "drafter")
-    encode_pairs([Pair(word, word[::-1]) for word in words], bpe).save(home / "pairs.npz")
+    encode_pairs([(word, word[::-1]) for word in words], bpe).save(home / "pairs.npz")
     return home / "verifier", home / "drafter"
 
 
@@ -390,12 +388,6 @@ def test_a_run_goes_on_with_the_layout_that_it_began_with(
     assert (status, "holds a run with bidirectional True, asked for is False" in err) == (2, True), err
 
     assert run(*new, tmp_path / "ours", "--steps", 2)[0] == 0
-    state = tmp_path / "ours" / STATE_WEIGHTS  # as a version before there was a choice wrote it
-    tensors = load_file(state)
-    with safe_open(state, framework="pt") as file:
-        record = json.loads(file.metadata()["training"])
-    del record["made_of"]["bidirectional"]
-    save_file(tensors, state, metadata={"training": json.dumps(record)})
     status, _, err = run(*new, tmp_path / "ours", "--bidirectional-text", "--steps", 3)
     assert (status, "holds a run with bidirectional False, asked for is True" in err) == (2, True), err
     assert run(*new, tmp_path / "ours", "--steps", 3)[0] == 0

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from latticebpd.cli import app
 from latticebpd.lattices.texts import Texts
-from lm_training.data.pairs import MASK, PADDING, Pair, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+from lm_training.data.pairs import MASK, PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.families.shapes import TranslationShape
 from lm_training.families.translators import (
     TranslationObjective,
@@ -25,9 +25,9 @@ from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import TranslationTraining
 
 PAIRS = [
-    Pair("a red house", "ein rotes Haus"),
-    Pair("the dog", "der Hund"),
-    Pair("two dogs sleep", "zwei Hunde schlafen"),
+    ("a red house", "ein rotes Haus"),
+    ("the dog", "der Hund"),
+    ("two dogs sleep", "zwei Hunde schlafen"),
 ]
 SHAPE = TranslationShape(
     hidden_size=32, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=64, dropout=0.0
@@ -51,7 +51,7 @@ def objective(data: Texts, **options: int | float) -> TranslationObjective:
 def test_pairs_are_read_in_order_from_plain_and_compressed_files(tmp_path):
     import gzip
 
-    lines = "".join(json.dumps({"en": pair.source, "de": pair.target, "id": 7}) + "\n" for pair in PAIRS)
+    lines = "".join(json.dumps({"en": pair[0], "de": pair[1], "id": 7}) + "\n" for pair in PAIRS)
     (tmp_path / "plain.jsonl").write_text(lines)
     with gzip.open(tmp_path / "packed.jsonl.gz", "wt") as file:
         file.write(lines)
@@ -69,17 +69,17 @@ def test_a_bad_line_is_refused_by_file_and_number(tmp_path, line):
 
 
 def test_encoded_pairs_decode_to_their_sentences_and_end_once(tmp_path):
-    tokenizer = train_pair_tokenizer((text for pair in PAIRS for text in (pair.source, pair.target)), 300)
+    tokenizer = train_pair_tokenizer((text for pair in PAIRS for text in pair), 300)
     encoded = encode_pairs(PAIRS, tokenizer)
     for index, pair in enumerate(PAIRS):
         row, cut = encoded[index].tolist(), int(encoded.prompt_lengths[index])
         assert row[cut - 1] == row[-1] == EOS
         assert row.count(EOS) == 2
-        assert tokenizer.decode(row[: cut - 1]).strip() == pair.source
-        assert tokenizer.decode(row[cut:-1]).strip() == pair.target
+        assert tokenizer.decode(row[: cut - 1]).strip() == pair[0]
+        assert tokenizer.decode(row[cut:-1]).strip() == pair[1]
     save_tokenizer(tokenizer, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded(PAIRS[0].source).input_ids == encoded[0][: encoded.prompt_lengths[0]].tolist()
+    assert loaded(PAIRS[0][0]).input_ids == encoded[0][: encoded.prompt_lengths[0]].tolist()
     assert (loaded.eos_token_id, loaded.pad_token, loaded.mask_token) == (EOS, PADDING, MASK)
 
 
@@ -197,7 +197,7 @@ def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):
 
 def test_the_command_trains_from_text_and_a_student_from_what_a_teacher_wrote(tmp_path):
     pairs = tmp_path / "pairs.v1.jsonl"
-    pairs.write_text("".join(json.dumps({"from": pair.source, "to": pair.target}) + "\n" for pair in PAIRS))
+    pairs.write_text("".join(json.dumps({"from": pair[0], "to": pair[1]}) + "\n" for pair in PAIRS))
 
     def command(data, output, *more):
         arguments = [

@@ -59,18 +59,12 @@ def test_words_come_out_of_every_kind_of_file(tmp_path: Path) -> None:
         assert read([tmp_path / name], WordEncoder(), tmp_path, field="body") == (expected, ["a", "b", "c"]), name
 
 
-def test_token_ids_come_out_of_every_kind_of_file(tmp_path: Path) -> None:
+def test_token_ids_come_out_of_arrays_of_every_type(tmp_path: Path) -> None:
     ids = np.array([5, 6, 0, 40_000, 0], dtype=np.uint16)
     np.save(tmp_path / "a.npy", ids)
-    for dtype, magic in ((np.uint16, 20240520), (np.uint32, 20240801)):
-        header = np.zeros(256, dtype="<i4")
-        header[:3] = magic, 1, len(ids)
-        (tmp_path / "headed.bin").write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
-        (tmp_path / "bare.bin").write_bytes(ids.astype(dtype).tobytes())
-        assert read([tmp_path / "headed.bin"], None, tmp_path)[0] == ids.tolist()
-        assert read([tmp_path / "bare.bin"], None, tmp_path, dtype=np.dtype(dtype).name)[0] == ids.tolist()
     assert read([tmp_path / "a.npy"], None, tmp_path)[0] == ids.tolist()
-    assert read([tmp_path / "a.npy", tmp_path / "headed.bin"], None, tmp_path)[0] == ids.tolist() * 2
+    np.save(tmp_path / "b.npy", ids.astype(np.uint32))
+    assert read([tmp_path / "a.npy", tmp_path / "b.npy"], None, tmp_path)[0] == ids.tolist() * 2
 
 
 def test_documents_of_a_tokenizer_end_with_its_end_of_text(tmp_path: Path) -> None:
@@ -82,33 +76,21 @@ def test_documents_of_a_tokenizer_end_with_its_end_of_text(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "message"),
+    ("name", "content", "message"),
     [
-        ("a.txt", b"abc\r\ndef\xff", {}, r"a.txt: cannot be read as UTF-8: 0xff at byte 8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3("}\n', {}, r"a.jsonl:2: cannot be read as UTF-8: 0xc3 at byte 24"),
-        ("a.txt", b"a <s> b", {}, "only around a line"),
-        ("a.jsonl", b'{"body": "a"}\n', {}, r"a.jsonl:1: expected a string under 'text'"),
-        ("a.jsonl", b"[" * 100_000, {}, r"a.jsonl:1: expected a JSON object"),
-        ("a.parquet", b"PAR1 or not", {}, r"a.parquet: expected a Parquet file"),
-        ("a.txt.zst", b"not zstd", {}, r"a.txt.zst: cannot be read"),
-        ("a.bin", b"\x01\x02\x03\x04" * 4, {}, r"a.bin: expected a header .* --dtype"),
-        ("a.bin", b"\x01\x02\x03", {"dtype": "uint16"}, r"whole number of uint16 tokens, got 3 bytes"),
-        ("a.bin", np.array([20240520, 1, 9], "<i4").tobytes() + bytes(1012), {}, "expected 9 tokens .* got 0 bytes"),
-        ("a.bin", b"", {"dtype": "float"}, "uint16 or uint32"),
+        ("a.txt", b"abc\r\ndef\xff", r"a.txt: cannot be read as UTF-8: 0xff at byte 8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3("}\n', r"a.jsonl:2: cannot be read as UTF-8: 0xc3 at byte 24"),
+        ("a.txt", b"a <s> b", "only around a line"),
+        ("a.jsonl", b'{"body": "a"}\n', r"a.jsonl:1: expected a string under 'text'"),
+        ("a.jsonl", b"[" * 100_000, r"a.jsonl:1: expected a JSON object"),
+        ("a.parquet", b"PAR1 or not", r"a.parquet: expected a Parquet file"),
+        ("a.txt.zst", b"not zstd", r"a.txt.zst: cannot be read"),
     ],
 )  # fmt: skip
-def test_unreadable_input_is_named_with_the_place(
-    tmp_path: Path, name: str, content: bytes, options: dict[str, str], message: str
-) -> None:
+def test_unreadable_input_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read([tmp_path / name], WordEncoder(), tmp_path, **options)
-
-
-def test_invalid_utf8_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a \xff b")
-    ids, symbols = read([tmp_path / "a.txt"], WordEncoder(), tmp_path, invalid_utf8="replace")
-    assert (ids, symbols) == ([0, 1, 2, EOS], ["a", "\N{REPLACEMENT CHARACTER}", "b"])
+        read([tmp_path / name], WordEncoder(), tmp_path)
 
 
 def test_ids_and_text_do_not_mix(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import fst
 from fst.table import UNK
 from lm_training.ngram.counts import SEPARATOR, TokenStream
-from lm_training.ngram.kenlm import KenlmOptions, estimate_arpa, program, write_sentences
+from lm_training.ngram.kenlm import estimate_arpa, program, write_sentences
 from tests.helpers.backoff_reference import zipf_text
 
 STAND_IN = """#!/usr/bin/env python3
@@ -54,8 +54,8 @@ def test_texts_are_written_a_line_each(tmp_path: Path) -> None:
 
 def test_options_reach_lmplz_and_its_arpa_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = stand_in(tmp_path, monkeypatch, f"pathlib.Path(arguments['--arpa']).write_text({ARPA!r})")
-    options = KenlmOptions(order=3, prune=(0, 1), memory=1 << 30)
-    estimate_arpa(TokenStream.of(np.array([4, 0]), 0), None, options, tmp_path / "lm.arpa", tmp_path)
+    stream = TokenStream.of(np.array([4, 0]), 0)
+    estimate_arpa(stream, None, tmp_path / "lm.arpa", tmp_path, order=3, prune=(0, 1), memory=1 << 30)
     assert (tmp_path / "lm.arpa").read_text() == ARPA
     assert log.read_text() == (
         f"-o 3 -S {1 << 30}b -T {tmp_path}/lmplz --arpa {tmp_path}/lm.arpa --discount_fallback --prune 0 1 1"
@@ -65,7 +65,7 @@ def test_options_reach_lmplz_and_its_arpa_comes_back(tmp_path: Path, monkeypatch
 def test_failure_of_lmplz_ends_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch, "sys.exit('first\\nERROR: the discounts are out of range\\n')")
     with pytest.raises(ValueError, match="lmplz failed with status 1: ERROR: the discounts are out of range"):
-        estimate_arpa(TokenStream.of(np.array([4, 0]), 0), None, KenlmOptions(), tmp_path / "lm.arpa", tmp_path)
+        estimate_arpa(TokenStream.of(np.array([4, 0]), 0), None, tmp_path / "lm.arpa", tmp_path, 4, (0,))
 
 
 @pytest.mark.skipif(
@@ -79,7 +79,7 @@ def test_automaton_of_lmplz_scores_held_out_text_as_kenlm_does(tmp_path: Path) -
     text[-1] = 0
     train, held_out = text[:18_000], text[18_001:18_500]
     arpa = tmp_path / "lm.arpa"
-    estimate_arpa(TokenStream.of(train, 0), None, KenlmOptions(4, (0, 0, 1), 1 << 28), arpa, tmp_path)
+    estimate_arpa(TokenStream.of(train, 0), None, arpa, tmp_path, 4, (0, 0, 1), 1 << 28)
     theirs = kenlm.Model(str(arpa))
     fst.arpa_to_fst(arpa, tmp_path / "lm.fst")
     ours = fst.NgramModel.load(tmp_path / "lm.fst")
