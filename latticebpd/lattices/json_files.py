@@ -35,13 +35,17 @@ def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: 
 def read_json_lines(path: str | os.PathLike[str], parse: Callable[[Any], T], expected: str) -> Iterator[T]:
     """What ``parse`` makes of the record in each line that is not blank; the ValueError for a line names file and
     line, and says what was ``expected``."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield parse(json.loads(line))
+                    record = json.loads(line.strip().decode("utf-8"))
+                    json.dumps(record, ensure_ascii=False).encode("utf-8")  # escapes of half a character
+                    parsed = parse(record)
                 except DAMAGE as error:
-                    raise ValueError(f"{os.fspath(path)}, line {number}: expected {expected}: {error}") from error
+                    where = f"{os.fspath(path)}, line {number}"
+                    raise ValueError(f"{where}: expected {expected}: {plain_words(error)}") from error
+                yield parsed
 
 
 def from_record(cls: type[T], record: Any, version: int | None = None) -> T:

@@ -177,19 +177,20 @@ def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     ]
 
 
-MEASURED = ("tokens", "wall_ms", "same", "mib", "start")
+MEASURED = ("tokens", "wall_ms", "cpu_ms", "pass_ms", "same", "mib", "start")
 
 
 @cache
-def decodes(name: str) -> dict[tuple[str, str], Mapping[str, np.ndarray]]:
+def decodes(name: str, threads: str = "1") -> dict[tuple[str, str], Mapping[str, np.ndarray]]:
     """What was measured of every answer, and its task, by system and drafts."""
-    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    by_system: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in sorted(read_csv(ENGINE / name), key=lambda row: int(row["question"])):
-        found.setdefault((row["system"], row["drafts"]), []).append(row)
+        if row["threads"] == threads:
+            by_system.setdefault((row["system"], row["drafts"]), []).append(row)
     return {
-        key: {column: np.array([float(row[column]) for row in rows]) for column in MEASURED}
+        key: {column: np.array([float(row.get(column) or 0) for row in rows]) for column in MEASURED}
         | {"task": np.array([row["category"] if row["category"] in TASKS else TASKS[0] for row in rows])}
-        for key, rows in found.items()
+        for key, rows in by_system.items()
     }
 
 
@@ -211,6 +212,42 @@ def answers() -> Cells:
         rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), over, *rest])
     assert len(rows) == len(own)
     return rows
+
+
+def answers_without_avx512() -> Cells:
+    """Tokens a second of processor time with one thread and of wall-clock time with two; texts that are those without
+    drafts; the share of processor time outside of passes."""
+    one, two, rows = decodes("answers-avx2.csv"), decodes("answers-avx2.csv", "2"), Cells()
+    for key in [*PEERS, *PYTORCH, *OWN]:
+        own, other = one[key], two.get(key)
+        outside = f"{100 * (1 - own['pass_ms'].sum() / own['cpu_ms'].sum()):.1f} %" if own["pass_ms"].any() else ""
+        same = f"{own['same'].sum():.0f} of {len(own['same'])}" if key[1] else ""
+        second = "" if other is None else shown(*pooled(other["tokens"] * 1e3, other["wall_ms"]), places=1)
+        rows.append([None, shown(*pooled(own["tokens"] * 1e3, own["cpu_ms"]), places=1), second, same, outside])
+    assert len(rows) == len(one)
+    return rows
+
+
+def servers() -> Cells:
+    return [
+        [row["server"], row["clients"], f"{float(row['tokens']) / float(row['seconds']):.1f}",
+         f"{float(row['first']):.2f}", f"{row['same']} of {row['answers']}"]
+        for row in read_csv(ENGINE / "throughput.csv")
+    ]  # fmt: skip
+
+
+def harness() -> Cells:
+    """Processor seconds of all answers; speed-up over the first system; scores; answers that are the first system's."""
+    by_system: dict[str, list[dict[str, str]]] = {}
+    for row in read_csv(ENGINE / "harness.csv"):
+        by_system.setdefault(row["system"], []).append(row)
+    seconds = {name: sum(float(row["cpu_ms"]) for row in rows) / 1e3 for name, rows in by_system.items()}
+    stock = seconds["transformers"]
+    return [
+        [None, f"{seconds[name]:.0f}", f"{stock / seconds[name]:.1f}×", f"{float(rows[0]['math_reasoning']):.3f}",
+         f"{float(rows[0]['translation']):.1f}", f"{sum(int(row['same']) for row in rows)} of {len(rows)}"]
+        for name, rows in by_system.items()
+    ]  # fmt: skip
 
 
 def readme_speeds() -> Cells:
@@ -246,6 +283,7 @@ def perplexities() -> Cells:
 
 LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")
 PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
+PYTORCH = (("PyTorch float32", ""), ("PyTorch float32", "prompt lookup"))
 ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-copies", "copies+16-tree")
 OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
