@@ -286,7 +286,6 @@ PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), 
 PYTORCH = (("PyTorch float32", ""), ("PyTorch float32", "prompt lookup"))
 ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-copies", "copies+16-tree")
 OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
-AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
 
 
 # ---------------------------------------------------------------- learned lattices
@@ -394,8 +393,10 @@ PAGES: dict[str, list[Table]] = {
         lambda: passes("passes-random.csv"),
         lambda: passes("passes-two-threads.csv", threads="2"),
         lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
-        lambda: passes("passes-avx2.csv", AVX2),
+        lambda: passes("passes-avx2.csv"),
         perplexities,
+        harness,
+        servers,
         OLD + "seconds and memory of first tokens",
     ],
     "benchmarks/gad.md": [OLD + "decodes from before drafting in the first pass"] * 6,
@@ -413,7 +414,7 @@ PAGES: dict[str, list[Table]] = {
         OLD + "microseconds of searches",
     ],
     "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
-    "benchmarks/smollm2/run.md": [answers, tasks, OLD + "replays under cost curves"],
+    "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, OLD + "replays under cost curves"],
     "benchmarks/smollm2/trees.md": [
         tree_parts,
         tree_tasks,
