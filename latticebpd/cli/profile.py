@@ -76,6 +76,8 @@ def profile(
     sizes = {f"{width}": [row[column] for row in costs.seconds] for column, width in enumerate(costs.columns)}
     if costs.drafting:
         sizes["drafts"] = [*costs.drafting]
+    if costs.accepted:
+        sizes["accepted"] = [costs.accepted] * len(costs.rows)
     lines = ([name, *(f"{each * 1e3:.1f}" for each in seconds)] for name, seconds in sizes.items())
     headings = ("tokens", *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows))
     print_table(f"milliseconds of a pass, the shortest of {rounds}", headings, lines)

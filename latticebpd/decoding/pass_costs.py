@@ -44,6 +44,8 @@ def profile(
     programs only lengthen them, and costs are compared with each other. Exact acceptance walks down the trees,
     which are random: on a CPU it computes the output of the accepted nodes only.
 
+    What a further accepted node costs is measured where the target's next tokens are computed one after another.
+
     drafter: drafts for these texts, from random hidden states; None for costs without drafting.
     on_pass: called after each pass, for progress.
     """
@@ -56,6 +58,7 @@ def profile(
     rng = Random(seed)  # NumPy's takes longer to load than all passes over one token
     times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
     drafting: dict[int, list[float]] = {batch: [] for batch in batches}
+    accepted: list[float] = []
 
     with mode:
         for batch in batches:
@@ -77,6 +80,10 @@ def profile(
                     synchronize()
                     if turn:  # the first one warms up
                         times[batch, width].append(time.perf_counter() - started)
+                    if width > 1 and verified.best_of is not None:
+                        started = time.perf_counter()
+                        verified.best_of(range(batch), [1] * batch)
+                        accepted.append((time.perf_counter() - started) / batch)
                     verifier.forget()
                     if on_pass is not None:
                         on_pass()
@@ -94,7 +101,7 @@ def profile(
     drafts = () if drafter is None else tuple(min(drafting[batch]) for batch in batches)
     words = {name: str(value) for name, value in about.items()}
     packed = isinstance(verifier, EngineVerifier)
-    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts, packed)
+    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts, packed, min(accepted, default=0.0))
 
 
 def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:

@@ -29,6 +29,8 @@ class CostCurve:
         measured.
     packed: a pass over several rows reads their tokens one after another, as the CPU engine does, and costs by their
         sum; else rows are padded to the widest.
+    accepted: seconds of each accepted token: the target's next token is computed for one node after another, of which
+        a pass's seconds contain the first.
     """
 
     rows: tuple[int, ...]
@@ -37,6 +39,7 @@ class CostCurve:
     about: dict[str, str] = field(default_factory=dict)
     drafting: tuple[float, ...] = ()
     packed: bool = False
+    accepted: float = 0.0
 
     def __post_init__(self) -> None:
         for name, sizes in (("rows", self.rows), ("columns", self.columns)):
@@ -50,6 +53,8 @@ class CostCurve:
             np.isfinite(drafting).all() and (drafting >= 0).all()
         ):
             raise ValueError(f"expected seconds of drafting [{len(self.rows)}] of at least 0, got {self.drafting}")
+        if not 0 <= self.accepted < np.inf:
+            raise ValueError(f"expected seconds of an accepted token of at least 0, got {self.accepted}")
 
     def of(self, rows: int, columns: np.ndarray) -> np.ndarray:
         """``[n]`` seconds of passes over ``rows`` texts and ``columns [n]`` tokens each.

@@ -4,6 +4,7 @@ a second."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import DraftTree, SausageLattice
+from latticebpd import DraftTree, SausageLattice, load
 from latticebpd.decoding.pass_costs import profile
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
@@ -21,6 +22,7 @@ from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.paying_drafts import DraftingBudget, PayingDrafter, paying_nodes
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.target.best_tokens import BestTokens
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
@@ -237,6 +239,7 @@ def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
         {"format_version": 2},
         {"drafting": [1.0]},
         {"drafting": [1.0, -1.0]},
+        {"accepted": -1.0},
         {"rows": [4, 1]},
         {"packed": "no"},
         {"columns": [0, 5, 9]},
@@ -247,6 +250,26 @@ def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
         path.write_text(json.dumps({**record, **change}))
         with pytest.raises(ValueError, match=r"costs\.json: expected costs as `latticebpd profile` writes them"):
             CostCurve.load(path)
+
+
+def test_further_accepted_nodes_are_measured_where_they_are_computed_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the engine, whose second next token is made to take 20 ms."""
+    call = BestTokens.__call__
+
+    def slow(self: BestTokens, rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+        if [*columns] == [1] * len(rows):
+            time.sleep(0.02)
+        return call(self, rows, columns)
+
+    monkeypatch.setattr(BestTokens, "__call__", slow)
+    engine = load().model
+    one, two = (profile(engine, (1, 4), (rows,), context=6, rounds=1) for rows in (1, 2))
+    assert one.accepted >= 0.02
+    assert two.accepted >= 0.01  # both rows' at once
+    assert profile(engine, (1,), context=6, rounds=1).accepted == 0
+    assert profile(tiny("llama", 0), (1, 4), context=6, rounds=1).accepted == 0
 
 
 def test_passes_are_measured(run: Run, tmp_path: Path) -> None:

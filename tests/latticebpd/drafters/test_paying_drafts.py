@@ -50,7 +50,8 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
     sizes = set()
     for _ in range(100):
         seconds = tuple(np.sort(rng.uniform(1, 5, 3)).tolist())
-        curve = CostCurve((1,), (1, 4, 12), (seconds,), drafting=(float(rng.uniform(0, 0.5)),), packed=True)
+        drafting, accepted = rng.uniform(0, 0.5), rng.uniform(0, 0.5)
+        curve = CostCurve((1,), (1, 4, 12), (seconds,), {}, (float(drafting),), packed=True, accepted=float(accepted))
         rows = [
             np.sort(np.log(rng.uniform(0, 1, int(rng.integers(0, 4)))))[::-1] for _ in range(int(rng.integers(1, 4)))
         ]
@@ -59,13 +60,15 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
         def promised(sizes: Sequence[int], rows: Any = rows, curve: CostCurve = curve) -> float:
             tokens = len(rows) + sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, sizes, strict=True))
             passed = float(curve.of(1, np.array([len(rows) + sum(sizes)]))[0])
-            return tokens / (passed + curve.drafting_of(len(rows)))
+            return tokens / (passed + curve.drafting_of(len(rows)) + curve.accepted * (tokens - len(rows)))
 
         own = [int(keep.sum()) for keep in found]
         assert all(keep[:size].all() for keep, size in zip(found, own, strict=True))  # with every node its parent
         best = max(promised(each) for each in product(*(range(len(row) + 1) for row in rows)))
         assert promised(own) == pytest.approx(best)
+        drafted = sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, own, strict=True))
         took = float(curve.of(1, np.array([len(rows) + sum(own)]))[0]) + curve.drafting_of(len(rows))
+        took += curve.accepted * drafted
         plain = float(curve.of(1, np.array([len(rows)]))[0]) / len(rows)
         assert saved == pytest.approx(promised(own) * took * plain - took)
         sizes.add(sum(own))
