@@ -106,7 +106,7 @@ def readme() -> Cells:
         row("16-tree", ("16-tree:0-gram", "by the 4-gram")),
         row("copies+16-tree", ("16-tree", "over the tree")),
         row(sixteen, ("16-tree", "over the tree"), ("copies+16-tree", "over copies + tree")),
-        row(sixty_four, ("64-tree", "over the tree")),
+        row(sixty_four, ("64-tree", "over the tree of 64 nodes")),
         row("oracle"),
     ]
 
