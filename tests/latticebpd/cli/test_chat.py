@@ -186,7 +186,10 @@ def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(
         until(lambda text: "┃" in text)
         os.write(here, b"\x03")
         until(lambda text: "; interrupted" in text and text.endswith("> "))
-        os.write(here, b"half a line\x03")
+        os.write(here, b"half a line")
+        until(lambda text: text.endswith("half a line"))
+        time.sleep(0.5)  # an interrupt between readline's output and its wait for input would not wake it
+        os.write(here, b"\x03")
         until(lambda text: text.count("> ") >= 3 and text.endswith("> "))
         os.write(here, b"/new\nthe river\n")
         until(lambda text: len(COST.findall(text)) == 2 and text.endswith("> "))
