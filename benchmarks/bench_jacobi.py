@@ -1,18 +1,16 @@
-"""Jacobi decoding against greedy and beam search: iterations, time, BLEU, operations; on one thread and on more.
+"""Jacobi decoding against greedy and beam search: iterations, time, operations.
 
-    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator
-    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator --heads HEADS --lm written.fst
-    python -m benchmarks.bench_jacobi --data DIR --model translator --threads 1 2 -o jacobi   # whole test sets
+    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator [--heads HEADS --lm LM] -o rows.csv
+    python -m benchmarks.bench_jacobi --table rows.csv
 
 The model is one of `latticebpd train translation`, or any other encoder-decoder or causal LM.  As in Santilli 2023,
 texts are decoded one by one, and the algorithms that need the target's length are given that of greedy decoding,
 unless a row says that it is estimated (here: one and a half times the source, and five).  Systems take turns text by
 text, so that a drift of the machine's speed meets all alike.  Every text is compared with greedy decoding's, token
-for token, and the program ends with an error if one differs.  The output is Markdown; intervals, 95 %, draw texts
-anew.
+for token, and the program ends with an error if one differs.  Intervals, 95 %, draw texts anew.
 
-With `-o` every decode is a line of `decodes.csv` in that directory as soon as all systems have decoded its text; the
-same command resumes after the last such text, and tables are always those of the file.
+Every decode is a line of the CSV file as soon as all systems have decoded its text; the same command resumes after the
+last such text.
 """
 
 from __future__ import annotations
@@ -20,19 +18,18 @@ from __future__ import annotations
 import argparse
 import csv
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import Progress
 
-from benchmarks.common import claim, err, markdown, options, pair_options, run, set_up, signature, write_json
+from benchmarks.common import err, options, read_csv, run, set_up, signature, table
 from fst.files import replacing
 from latticebpd import load
-from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
+from latticebpd.cli.jacobi_inputs import read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
@@ -49,12 +46,11 @@ from latticebpd.jacobi import (
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, System, SystemRun, compare, parallel, stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
-from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
 
 BEAM = "beam 5"
 ESTIMATE = LengthRatio(1.5, 5.0)
-DATA = ("translation/multi30k-test_2016_flickr.jsonl", "translation/newstest2021-en-de.jsonl")
+HEAD = ("system", "iterations", "over greedy", "seconds", "over greedy", "over beam 5", "FLOPs", "FLOPs / speedup")
 
 
 def common(batch: Batch, max_new_tokens: int) -> dict[str, Any]:
@@ -111,36 +107,32 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
     return chosen
 
 
-def row(measured: SystemRun, greedy: SystemRun, beam: SystemRun, bleu: float | None) -> dict[str, Any]:
-    """One line of the table."""
-    return {
-        "system": measured.name,
-        "iterations": sum(measured.passes),
-        "iteration speedup": measured.iteration_speedup(greedy),
-        "its interval": [*measured.interval(greedy, "passes")],
-        "seconds": sum(measured.seconds),
-        "over greedy": measured.time_speedup(greedy),
-        "interval": [*measured.interval(greedy, "seconds")],
-        "over beam 5": measured.time_speedup(beam),
-        "text by text, 10 to 90 %": [measured.distribution(greedy, "seconds")[quantile] for quantile in ("0.1", "0.9")],
-        "BLEU": bleu,
-        "FLOPs": sum(measured.flops),
-        "FLOPs / speedup": measured.flops_per_speed(greedy),
-    }
+def runs_of(rows: Iterable[Mapping[str, str]]) -> dict[str, SystemRun]:
+    """The decodes of a CSV file's rows, by system."""
+    found: dict[str, SystemRun] = {}
+    for row in rows:
+        each = found.setdefault(row["system"], SystemRun(row["system"]))
+        each.tokens.append([int(token) for token in row["tokens"].split()])
+        each.seconds.append(float(row["seconds"]))
+        each.passes.append(int(row["passes"]))
+        each.flops.append(int(row["flops"]))
+    return found
 
 
-def rows_as_table(rows: list[dict[str, Any]]) -> str:
-    """Rows in Markdown, without columns that none has."""
+def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
+    """The table's lines: sums over all texts, their ratios, and intervals of these."""
+    found = runs_of(rows)
+    greedy, beam = found[GREEDY], found[BEAM]
 
-    def cell(key: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return " to ".join(f"{each:.2f}" for each in value)
-        if key.startswith("FLOPs"):
-            return f"{value:.3g}"
-        return f"{value:.1f}" if key == "seconds" else value
+    def over(each: SystemRun, what: str) -> str:
+        value = sum(getattr(greedy, what)) / sum(getattr(each, what))
+        return "{:.2f} ({:.2f} to {:.2f})".format(value, *each.interval(greedy, what))
 
-    keys = [key for key in rows[0] if any(each[key] is not None for each in rows)]
-    return markdown(keys, [[cell(key, each[key]) for key in keys] for each in rows])
+    return [
+        [name, str(sum(each.passes)), over(each, "passes"), f"{sum(each.seconds):.1f}", over(each, "seconds"),
+         f"{each.time_speedup(beam):.2f}", f"{sum(each.flops):.3g}", f"{each.flops_per_speed(greedy):.3g}"]
+        for name, each in found.items()
+    ]  # fmt: skip
 
 
 @dataclass
@@ -172,15 +164,12 @@ class Results:
 
     def of(self, data: str, threads: int, texts: Container[int]) -> dict[str, SystemRun]:
         """What was measured so far, of texts by number."""
-        found = {name: SystemRun(name) for name in self.systems}
-        for row in self.rows:
-            if row["data"] == data and int(row["threads"]) == threads and int(row["text"]) in texts:
-                each = found[row["system"]]
-                each.tokens.append([int(token) for token in row["tokens"].split()])
-                each.seconds.append(float(row["seconds"]))
-                each.passes.append(int(row["passes"]))
-                each.flops.append(int(row["flops"]))
-        return found
+        own = [
+            row
+            for row in self.rows
+            if row["data"] == data and int(row["threads"]) == threads and int(row["text"]) in texts
+        ]
+        return {name: SystemRun(name) for name in self.systems} | runs_of(own)
 
     def add(self, data: str, threads: int, text: int, found: dict[str, SystemRun]) -> None:
         """A text's decodes by all systems."""
@@ -192,57 +181,6 @@ class Results:
         if self.path is not None:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.COLUMNS).writerows(new)
-
-
-def parser() -> argparse.ArgumentParser:
-    found = options(__doc__, whole=True)
-    about = ".jsonl with sources and references, or plain text, one a line"
-    found.add_argument("texts", type=Path, nargs="*", help=about)
-    found.add_argument("--data", type=Path, help=f"directory that holds {' and '.join(DATA)}, which are added")
-    found.add_argument("--model", type=Path, required=True, help="directory of the model")
-    about = "directory of the same model with heads, for lattices as initial values"
-    found.add_argument("--heads", type=Path, help=about)
-    found.add_argument("--lm", type=Path, help="n-gram model over its tokens")
-    pair_options(found)
-    found.add_argument("--limit", type=int, help="texts of each file, at most")
-    found.add_argument("--max-new-tokens", type=int, default=128)
-    found.add_argument("--threads", type=int, nargs="+", default=[1])
-    about = "directory of all decodes, in which the same command resumes"
-    found.add_argument("--output", "-o", type=Path, help=about)
-    found.add_argument("--json", type=Path, help="write the numbers here as well")
-    return found
-
-
-def main() -> None:
-    arguments = parser().parse_args()
-    files = [*arguments.texts, *([arguments.data / name for name in DATA] if arguments.data is not None else [])]
-    if len({file.stem for file in files}) < len(files) or not files:
-        parser().error("expected files of texts with different names, or --data")
-    set_up()
-    loaded = load(arguments.model)
-    base = BaseModel.of(loaded.model)
-    heads: Any = load(arguments.heads).model if arguments.heads is not None else None
-    if heads is not None and not isinstance(heads, BlockwiseLM):
-        parser().error(f"{arguments.heads}: expected a model with heads, got one without")
-    tokenizer: Any = loaded.tokenizer
-    chosen = systems(base, heads, arguments.lm, arguments.max_new_tokens)
-    if arguments.output is not None:
-        made_of = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}
-        made_of |= {name: getattr(arguments, name) for name in ("max_new_tokens", "source")}
-        claim(arguments.output, {**made_of, "systems": [*chosen]})
-    results = Results(arguments.output / "decodes.csv" if arguments.output is not None else None, [*chosen])
-    record: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for file in files:
-        target = arguments.target if file.suffix == ".jsonl" else None
-        texts = read_texts(file, arguments.source, target, None, arguments.limit)
-        record[file.stem] = {
-            threads: measured(base, chosen, tokenizer, texts, file.stem, threads, results)
-            for threads in arguments.threads
-        }
-    print("One by one; every Jacobi text is greedy decoding's.\n")
-    about = signature()
-    if arguments.json is not None:
-        write_json(arguments.json, {"signature": about, "data": record})
 
 
 def in_turns(
@@ -275,39 +213,40 @@ def in_turns(
     return results.of(data, threads, kept)
 
 
-def measured(
-    base: BaseModel,
-    chosen: dict[str, System],
-    tokenizer: Any,
-    texts: JacobiInputs,
-    data: str,
-    threads: int,
-    results: Results,
-) -> list[dict[str, Any]]:
-    """Decode what is not decoded yet of a data set, and print its table."""
-    torch.set_num_threads(threads)
-    spelled = [tokenizer(text)["input_ids"] for text in texts.inputs]
-    room = base.source_positions if base.is_encoder_decoder else base.max_positions and base.max_positions - 1
-    kept = [number for number, ids in enumerate(spelled) if room is None or len(ids) <= room]
-    if not kept:
-        raise ValueError(f"{data}: expected texts of at most {room} tokens (the model's positions), got none")
-    found = in_turns(base, chosen, spelled, kept, data, threads, results)
-    greedy, rows = found[GREEDY], list[dict[str, Any]]()
-    bleu: Any = None
-    if texts.references is not None:
-        from sacrebleu.metrics.bleu import BLEU
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("texts", type=Path, nargs="?", help=".jsonl with sources, or plain text, one a line")
+    parser.add_argument("--model", type=Path, help="directory of the model")
+    about = "directory of the same model with heads, for lattices as initial values"
+    parser.add_argument("--heads", type=Path, help=about)
+    parser.add_argument("--lm", type=Path, help="n-gram model over its tokens")
+    parser.add_argument("--source", default="en", help="field of the sentences")
+    parser.add_argument("--limit", type=int, help="texts, at most")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of all decodes")
+    parser.add_argument("--table", type=Path, help="print the table of such a file, and decode nothing")
+    given = parser.parse_args()
+    if given.table is None:
+        if None in (given.texts, given.model, given.output):
+            parser.error("expected texts, --model and -o, or --table")
+        measure(given)
+    table("", HEAD, lines_of(read_csv(given.table or given.output)))
 
-        bleu, references = BLEU(), [[texts.references[number] for number in kept]]
-    for each in found.values():
-        lines = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in each.tokens]
-        score = bleu.corpus_score(lines, references).score if bleu is not None else None
-        rows.append(row(each, greedy, found[BEAM], score))
-    left_out = f", {len(spelled) - len(kept)} of more than {room} left out" if len(kept) < len(spelled) else ""
-    counts = f"{sum(map(len, greedy.tokens))} tokens, {threads} thread{'s' * (threads > 1)}"
-    print(f"{data}, {len(kept)} texts{left_out}, {counts}:\n\n{rows_as_table(rows)}\n")
-    if bleu is not None:
-        print(f"BLEU: `{bleu.get_signature()}`\n")
-    return rows
+
+def measure(given: argparse.Namespace) -> None:
+    """Decode what is not decoded yet."""
+    set_up()
+    loaded = load(given.model)
+    base, tokenizer = BaseModel.of(loaded.model), loaded.tokenizer
+    heads: Any = load(given.heads).model if given.heads is not None else None
+    if heads is not None and not isinstance(heads, BlockwiseLM):
+        raise ValueError(f"{given.heads}: expected a model with heads, got one without")
+    chosen = systems(base, heads, given.lm, given.max_new_tokens)
+    results = Results(given.output, [*chosen])
+    texts = read_texts(given.texts, given.source, None, None, given.limit).inputs
+    spelled = [tokenizer(text)["input_ids"] for text in texts]  # type: ignore[operator]
+    in_turns(base, chosen, spelled, range(len(spelled)), given.texts.stem, 1, results)
+    signature(texts=len(texts))
 
 
 if __name__ == "__main__":

@@ -1,63 +1,35 @@
 """Tokens to a 4-gram automaton: `latticebpd lm train`, against KenLM's lmplz, on the same text.
 
-    python -m benchmarks.bench_lm_training corpus.npy --sizes 73000,730000,7300000,73000000
-    python -m benchmarks.bench_lm_training corpus.npy --sizes 73000000 --min-count 1 --only sort
+    python -m benchmarks.bench_lm_training corpus.npy -o benchmarks/results/lm_training.csv
+    python -m benchmarks.bench_lm_training --table benchmarks/results/lm_training.csv
 
-Every program runs as a process of its own, from its input file to its output file. Wall time is the least of the
-repeats, which take turns; memory is the most that the process ever had (its own, not the page cache's). lmplz, which
-must be on the PATH, gets ready-made text of ids in decimal, which is not timed, and ends with an ARPA file; it
-estimates modified Kneser-Ney with its own cutoffs, so compare times only. Our model is checked: it sums to 1 after
-sampled contexts.
+Every program runs as a process of its own, from its input file to its output file. The programs take turns; memory is
+the most that the process ever had (its own, not the page cache's). lmplz, which must be on the PATH, gets ready-made
+text of ids in decimal, which is not timed, and ends with an ARPA file; it estimates modified Kneser-Ney with its own
+cutoffs, so compare times only. Our model is checked: it sums to 1 after sampled contexts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 import fst
-from benchmarks.common import options, signature, table
+from benchmarks.common import options, recorded, run, signature, table, usage
 from lm_training.ngram.counts import TokenStream
 from lm_training.ngram.kenlm import write_sentences
 
-PROGRAMS = ("sort", "lmplz")
-LAUNCHER = """
-import json, os, subprocess, sys
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
-_, status, usage = os.wait4(process.pid, 0)
-print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10]))
-"""
-"""Starts a program from a small process: a child's peak memory begins with that of the process that started it."""
-
-
-class Run(NamedTuple):
-    """seconds: wall; cpu: seconds on all cores; memory: bytes."""
-
-    seconds: float
-    cpu: float
-    memory: int
-
-
-def measured(command: list[str], stdin: Path | None) -> Run:
-    start = time.perf_counter()
-    with open(stdin or os.devnull, "rb") as file:
-        launched = [sys.executable, "-c", LAUNCHER, *command]
-        done = subprocess.run(launched, stdin=file, capture_output=True, text=True, check=True)
-    status, cpu, memory = json.loads(done.stdout)
-    if status:
-        raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr}")
-    return Run(time.perf_counter() - start, cpu, memory)
+OURS, THEIRS = "`lm train`", "lmplz"
+ORDER, MIN_COUNT, MEMORY = 4, "1,1,2,4", "4G"
+HEAD = ("tokens", "program", "seconds", "CPU seconds", "tokens/s", "peak memory, MB", "n-grams")
 
 
 def check_sums(path: Path, contexts: int = 20) -> None:
@@ -67,65 +39,72 @@ def check_sums(path: Path, contexts: int = 20) -> None:
         for row in rows[rng.integers(0, len(rows), contexts)] if len(rows) else []:
             total = math.fsum(math.exp(model.log_prob(token, row)) for token in range(model.vocab_size))
             if abs(total - 1) > 1e-4:
-                raise SystemExit(f"{path}: expected contexts that sum to 1 within 1e-4, got one of {total}")
+                raise ValueError(f"{path}: expected contexts that sum to 1 within 1e-4, got one of {total}")
 
 
-def compare(arguments: argparse.Namespace, wanted: list[str], size: int, scratch: Path) -> list[list[str]]:
-    """The table's rows for so many tokens."""
-    tokens = np.load(arguments.corpus, mmap_mode="r")[:size]
+def compare(given: argparse.Namespace, size: int, scratch: Path) -> list[dict[str, Any]]:
+    """The runs of all programs on so many tokens."""
+    tokens = np.load(given.corpus, mmap_mode="r")[:size]
     if len(tokens) < size:
-        raise SystemExit(f"{arguments.corpus}: expected {size} tokens, got {len(tokens)}")
-    corpus, text = scratch / "corpus.npy", scratch / "corpus.txt"
+        raise ValueError(f"{given.corpus}: expected {size} tokens, got {len(tokens)}")
+    corpus, text, ours, theirs = (scratch / name for name in ("corpus.npy", "corpus.txt", "ours.fst", "lmplz.arpa"))
     np.save(corpus, tokens)
-    with open(text, "wb") as file:
+    with text.open("wb") as file:
         write_sentences(TokenStream.of(tokens, 0), None, file)
-    programs: dict[str, tuple[str, Path | None, Path]] = {}
-    limits = f"--memory {arguments.memory} --threads {arguments.threads}"
-    if "sort" in wanted:
-        output = scratch / "sort.fst"
-        options = f"--order {arguments.order} --min-count {arguments.min_count} --engine sort {limits}"
-        programs["sort"] = f"{sys.executable} -m latticebpd lm train {corpus} -o {output} {options}", None, output
-    if "lmplz" in wanted:
-        prune = " ".join(str(int(part) - 1) for part in arguments.min_count.split(","))
-        output = scratch / "lmplz.arpa"
-        options = f"-o {arguments.order} -S {arguments.memory} -T {scratch} --discount_fallback --arpa {output}"
-        programs["lmplz"] = f"lmplz {options} --prune {prune}", text, output
-    runs: dict[str, list[Run]] = {name: [] for name in programs}
-    for _ in range(arguments.repeats):
-        for name, (command, stdin, _) in programs.items():
-            runs[name].append(measured(command.split(), stdin))
+    settings = f"--order {ORDER} --min-count {MIN_COUNT} --memory {MEMORY} --threads {given.threads}"
+    programs = {
+        OURS: ([sys.executable, "-m", "latticebpd", "lm", "train", corpus, *settings.split(), "-o", ours], ours)
+    }
+    if not given.alone:
+        prune = [str(int(count) - 1) for count in MIN_COUNT.split(",")]
+        settings = f"-o {ORDER} -S {MEMORY} -T {scratch} --discount_fallback --arpa {theirs} --prune"
+        programs[THEIRS] = (["lmplz", *settings.split(), *prune], theirs)
     rows = []
-    for name, (_, _, output) in programs.items():
-        best, memory = min(runs[name]), max(run.memory for run in runs[name]) / 1e6
-        if name == "sort":
-            check_sums(output)
-        figures = (f"{best.seconds:.2f}", f"{best.cpu:.2f}", f"{size / best.seconds:,.0f}", f"{memory:,.0f}")
-        rows.append([f"{size:,}", name, *figures, f"{sum(fst.NgramModel.load(output).num_ngrams):,}"])
+    for repeat in range(given.repeats):
+        for name, (command, output) in programs.items():
+            used = usage(command, text if name == THEIRS else None)
+            if name == OURS:
+                check_sums(output)
+            ngrams = sum(fst.NgramModel.load(output).num_ngrams)
+            rows.append({"tokens": size, "program": name, "repeat": repeat, **used, "ngrams": ngrams})
     return rows
+
+
+def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """The table's lines: the fastest of a program's runs, and the most memory."""
+    runs: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for row in rows:
+        runs.setdefault((row["tokens"], row["program"]), []).append(row)
+    lines = []
+    for (tokens, program), own in runs.items():
+        best, memory = min(own, key=lambda row: float(row["seconds"])), max(float(row["mb"]) for row in own)
+        seconds, cpu = float(best["seconds"]), float(best["cpu"])
+        speed = f"{int(tokens) / seconds:,.0f}"
+        cells = (f"{seconds:.2f}", f"{cpu:.2f}", speed, f"{memory:,.0f}", f"{int(best['ngrams']):,}")
+        lines.append([f"{int(tokens):,}", program, *cells])
+    return lines
+
+
+def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+    if given.corpus is None:
+        raise ValueError("expected a corpus, got none")
+    if not given.alone and shutil.which("lmplz") is None:
+        raise ValueError("expected lmplz on the PATH, found none; build KenLM, or leave it out with --alone")
+    signature(memory=MEMORY, order=ORDER)
+    with tempfile.TemporaryDirectory() as scratch:
+        return [row for size in given.sizes for row in compare(given, size, Path(scratch))]
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("corpus", type=Path, help="token ids (.npy), end of text 0")
-    parser.add_argument("--sizes", default="73000,730000,7300000,73000000", help="tokens, from the corpus' beginning")
-    parser.add_argument("--order", type=int, default=4)
-    parser.add_argument("--min-count", default="1,1,2,4")
-    parser.add_argument("--memory", default="4G", help="the option of `lm train`, and lmplz's -S")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("corpus", type=Path, nargs="?", help="token ids (.npy), end of text 0")
+    about = "tokens, from the corpus' beginning"
+    parser.add_argument("--sizes", type=int, nargs="+", default=[73_000, 730_000, 7_300_000], help=about)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default=",".join(PROGRAMS), help="programs to run")
-    parser.add_argument("--work", type=Path, help="where to put files, by default a temporary directory")
-    arguments = parser.parse_args()
-    wanted = arguments.only.split(",")
-    if "lmplz" in wanted and shutil.which("lmplz") is None:
-        parser.error("expected lmplz on the PATH, found none; build KenLM, or leave it out with --only")
-    signature(memory=arguments.memory, order=arguments.order)
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
-        for size in map(int, arguments.sizes.split(",")):
-            rows += compare(arguments, wanted, size, Path(scratch))
-    table("", ("tokens", "program", "seconds", "CPU seconds", "tokens/s", "peak memory, MB", "n-grams"), rows)
+    parser.add_argument("--alone", action="store_true", help="without lmplz")
+    table("", HEAD, lines_of(recorded(parser, measured)))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,10 +1,11 @@
 """Word lattices side by side: our search, and OpenFst's composition and shortest paths from Python.
 
-    python -m benchmarks.bench_word_lattices
+    python -m benchmarks.bench_word_lattices -o benchmarks/results/word_lattices.csv
+    python -m benchmarks.bench_word_lattices --table benchmarks/results/word_lattices.csv
 
 Lattices are acyclic, an arc spans one to three states, a tenth are epsilons, words by the model's unigrams.  Every
-method must give the same p best scores, or the run ends with an error.  Times are milliseconds a lattice, the median
-over lattices of the least of the repetitions.
+method must give the same p best scores, or the run ends with an error.  Times are milliseconds a lattice, the least
+of the repetitions; the table has medians over lattices.
 
     core       `Lattice.nbest_paths`; "again": the lattice is determinized already
     OpenFst    the lattice determinized, composed with `NgramModel.to_fst(tokens)`, shortest paths
@@ -14,16 +15,21 @@ OpenFst determinizes before it composes: ``shortestpath(unique=True)`` on the co
 
 from __future__ import annotations
 
-import sys
+import argparse
 import timeit
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import pynini
 
 import fst
-from benchmarks.common import options, signature, table
+from benchmarks.common import options, recorded, run, signature, table
 from latticebpd.drafters.bundled import LM
+
+SIZES = ((20, 2), (100, 2), (100, 4), (1000, 2))
+"""States, and arcs that leave each on average."""
+SYSTEMS = ("core", "core, again", "OpenFst", "core, posteriors", "OpenFst, distances")
+REPEATS = 3
 
 
 def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, density: float) -> fst.Lattice:
@@ -40,11 +46,13 @@ def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, de
     return fst.Lattice.from_arcs(found, [(states - 1, 0.0)])
 
 
-def scores_of(best: pynini.Fst) -> np.ndarray:
+def scores_of(best: Any) -> np.ndarray:
     return -np.sort(np.array([float(weight) for weight in best.paths().weights()]))
 
 
-def openfst_paths(lattice: pynini.Fst, model: pynini.Fst, p: int) -> pynini.Fst:
+def openfst_paths(lattice: Any, model: Any, p: int) -> Any:
+    import pynini
+
     deterministic = pynini.determinize(lattice.copy().rmepsilon(), delta=1e-6)
     return pynini.shortestpath(pynini.compose(deterministic, model), nshortest=p)
 
@@ -54,51 +62,61 @@ def fresh(lattice: fst.Lattice) -> fst.Lattice:
     return fst.Lattice(*(getattr(lattice, name) for name in ("offsets", "tokens", "log_probs", "targets", "finals")))
 
 
-def measure(lm: fst.NgramModel, lattices: list[fst.Lattice], p: int, repeats: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {}
-    for lattice in lattices:
-        automaton = lattice.to_fst()
-        expected = lattice.nbest_paths(lm, p)[1]
-        found = scores_of(openfst_paths(automaton, lm.to_fst(lattice.tokens), p))
-        if not np.allclose(found, expected, atol=1e-3):  # OpenFst sums in float32
-            sys.exit(f"OpenFst and the core differ: {found[:3]} and {expected[:3]}")
-        for name, work in {
-            "core": lambda lattice=lattice: fresh(lattice).nbest_paths(lm, p),
-            "core, again": lambda lattice=lattice: lattice.nbest_paths(lm, p),
-            "OpenFst": lambda lattice=lattice, automaton=automaton: openfst_paths(
-                automaton, lm.to_fst(lattice.tokens), p
-            ),
-            "core, posteriors": lambda lattice=lattice: lattice.arc_posteriors(lm),
-            "OpenFst, posteriors": lambda lattice=lattice, automaton=automaton: openfst_sums(
-                automaton, lm.to_fst(lattice.tokens)
-            ),
-        }.items():
-            times.setdefault(name, []).append(1e3 * min(timeit.repeat(work, number=1, repeat=repeats)))
-    return {name: float(np.median(values)) for name, values in times.items()}
-
-
-def openfst_sums(lattice: pynini.Fst, model: pynini.Fst) -> tuple[object, object]:
+def openfst_sums(lattice: Any, model: Any) -> tuple[object, object]:
     """Forward and backward sums, of which posteriors are made."""
+    import pynini
+
     composed = pynini.arcmap(pynini.compose(lattice, model), map_type="to_log64")
     return pynini.shortestdistance(composed), pynini.shortestdistance(composed, reverse=True)
 
 
+def measure(lm: fst.NgramModel, lattice: fst.Lattice, p: int) -> dict[str, float]:
+    """Milliseconds by system.
+
+    Raises:
+        ValueError: OpenFst has other scores.
+    """
+    automaton, expected = lattice.to_fst(), lattice.nbest_paths(lm, p)[1]
+    found = scores_of(openfst_paths(automaton, lm.to_fst(lattice.tokens), p))
+    if not np.allclose(found, expected, atol=1e-3):  # OpenFst sums in float32
+        raise ValueError(f"expected OpenFst's scores {found[:3]}, got {expected[:3]}")
+    systems: dict[str, Callable[[], object]] = {
+        "core": lambda: fresh(lattice).nbest_paths(lm, p),
+        "core, again": lambda: lattice.nbest_paths(lm, p),
+        "OpenFst": lambda: openfst_paths(automaton, lm.to_fst(lattice.tokens), p),
+        "core, posteriors": lambda: lattice.arc_posteriors(lm),
+        "OpenFst, distances": lambda: openfst_sums(automaton, lm.to_fst(lattice.tokens)),
+    }
+    return {name: 1e3 * min(timeit.repeat(work, number=1, repeat=REPEATS)) for name, work in systems.items()}
+
+
+def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every lattice and number of paths."""
+    lm, rng, rows = fst.NgramModel.load(LM), np.random.default_rng(0), list[dict[str, Any]]()
+    signature(ngrams=f"{sum(lm.num_ngrams):,}")
+    for states, density in SIZES:
+        lattices = [random_lattice(rng, lm, states, density) for _ in range(given.count)]
+        for p in (16, 100):
+            for number, lattice in enumerate(lattices):
+                about = {"states": states, "arcs": density, "p": p, "lattice": number}
+                rows.append(about | measure(lm, lattice, p))
+    return rows
+
+
+def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """The table's lines: medians over lattices."""
+    own: dict[tuple[str, ...], list[list[float]]] = {}
+    for row in rows:
+        about = (f"{row['states']} states, {row['arcs']} arcs each", row["p"])
+        own.setdefault(about, []).append([float(row[name]) for name in SYSTEMS])
+    return [[*about, *(f"{each:.3g}" for each in np.median(times, axis=0))] for about, times in own.items()]
+
+
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("--lm", type=Path, default=LM, help="n-gram model, FST or ARPA")
     parser.add_argument("--count", type=int, default=10, help="lattices of each size")
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
-    lm, rng, rows = fst.NgramModel.load(args.lm), np.random.default_rng(0), []
-    for states, density in ((20, 2), (100, 2), (100, 4), (1000, 2)):
-        lattices = [random_lattice(rng, lm, states, density) for _ in range(args.count)]
-        for p in (1, 16, 100):
-            times = measure(lm, lattices, p, args.repeats)
-            cells = (f"{each:.3g}" for each in times.values())
-            rows.append([f"{states} states, {density} arcs each", p, *cells])
-    signature(ngrams=f"{sum(lm.num_ngrams):,}")
-    table("milliseconds a lattice", ("lattices", "p", *times), rows)
+    table("", ("lattice", "p", *SYSTEMS), lines_of(recorded(parser, measured)))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import json
 import lzma
+import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -162,6 +161,20 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def recorded(
+    parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Sequence[Mapping[str, Any]]]
+) -> list[dict[str, str]]:
+    """Rows of a CSV file: what ``measure`` makes of the parser's options, written first, or those of another run."""
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of what is measured")
+    parser.add_argument("--table", type=Path, help="print the tables of such a file, and measure nothing")
+    given = parser.parse_args()
+    if given.table is None:
+        if given.output is None:
+            parser.error("expected -o, or --table")
+        write_csv(given.output, measure(given))
+    return read_csv(given.table or given.output)
+
+
 # ---------------------------------------------------------------- intervals
 def interval(measure: Callable[[np.ndarray], Any], count: int) -> Interval:
     """A measure of all texts, and its bootstrap interval of 95 %: texts are resampled, the same ones for every system.
@@ -225,6 +238,31 @@ def signature(**about: Any) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- clocks
+LAUNCHER = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10]))
+"""
+"""Starts a program from a small process: a child's peak memory begins with that of the process that started it."""
+
+
+def usage(command: Sequence[object], stdin: Path | None = None) -> dict[str, float]:
+    """Run a program: its seconds by the clock and of all cores, and the most MB that it ever had.
+
+    Raises:
+        ValueError: it fails.
+    """
+    words, start = [*map(str, command)], time.perf_counter()
+    with open(stdin or os.devnull, "rb") as file:
+        launched = [sys.executable, "-c", LAUNCHER, *words]
+        done = subprocess.run(launched, stdin=file, capture_output=True, text=True, check=True)
+    status, cpu, memory = json.loads(done.stdout)
+    if status:
+        raise ValueError(f"{' '.join(words)}: failed\n{done.stderr}")
+    return {"seconds": time.perf_counter() - start, "cpu": cpu, "mb": memory / 1e6}
+
+
 class Clock:
     """Seconds, after the device has finished its work."""
 
@@ -236,48 +274,3 @@ class Clock:
         if self.synchronize:
             torch.cuda.synchronize()
         return self.read()
-
-
-class Stopwatch:
-    """Exclusive seconds of each part: what one part calls in another counts for the other alone.
-
-    Args:
-        whole: parts that are not split; what they call counts for them.
-    """
-
-    def __init__(self, clock: Callable[[], float], whole: frozenset[str] = frozenset()) -> None:
-        self.clock, self.whole = clock, whole
-        self.seconds: dict[str, float] = {}
-        self._running: list[tuple[str, float]] = []
-
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        if self._running and self._running[-1][0] in self.whole:
-            yield
-            return
-        now = self.clock()
-        self._settle(now)
-        self._running.append((name, now))
-        try:
-            yield
-        finally:
-            now = self.clock()
-            self._settle(now)
-            self._running.pop()
-            if self._running:
-                self._running[-1] = (self._running[-1][0], now)
-
-    def _settle(self, now: float) -> None:
-        if self._running:
-            name, since = self._running[-1]
-            self.seconds[name] = self.seconds.get(name, 0.0) + now - since
-
-    def around(self, owner: Any, attribute: str, name: str) -> Any:
-        """A patch under which every call of ``owner.attribute`` counts for ``name``."""
-        inner = getattr(owner, attribute)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.part(name):
-                return inner(*args, **kwargs)
-
-        return mock.patch.object(owner, attribute, timed)

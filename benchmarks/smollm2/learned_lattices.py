@@ -3,7 +3,6 @@
     python -m benchmarks.smollm2.learned_lattices --work WORK [--texts 600 --steps 150 --head-steps 120]    # trains
     python -m benchmarks.smollm2.learned_lattices --work WORK --lm lm.fst -o results.csv                    # replays
     python -m benchmarks.smollm2.learned_lattices --table benchmarks/smollm2/results/learned.csv
-    python -m benchmarks.smollm2.learned_lattices --time --lm lm.fst [--work WORK]    # of searches, on one core
 
 WORK is a folder that `make.py` has filled with texts. One block drafter is trained on the first of them; a bigram
 (DSpark), a selector and a reranker are then each taught to it alone, so that all draft from the same marginals. Of the
@@ -13,8 +12,7 @@ replayed. Systems of n nodes: the *beam* of SGLang cut to n, the first n nodes o
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -151,47 +149,6 @@ def show(path: Path) -> None:
     table("gain, 95 % intervals", ("drafter", "pair", *sizes), lines)
 
 
-def search_times(lm: fst.NgramModel, work: Path | None, count: int = 200) -> None:
-    """Processor time of exact searches of lattices with transitions: random ones of 8 x 16, whose scores have a
-    deviation of 1 to 4 nats, and those of drafters in WORK, 7 x 16."""
-    lattices = {f"random, {spread:g} nats": random_lattices(spread, lm.vocab_size, count) for spread in (1.0, 2.0, 4.0)}
-    for name in ("bigram", "selector", "reranker") if work is not None else ():
-        assert work is not None
-        block = next(blocks([work / "learned" / f"{name}-lattices"])).take(np.arange(count))
-        assert block.transitions is not None
-        lattices[f"{name}, 7 x 16"] = (block.tokens, block.log_probs, block.transitions)
-    rows = []
-    searches = ((fst.nbest_paths, 1), (fst.nbest_paths, 16), (fst.best_first_tree, 16), (fst.best_first_tree, 64))
-    for name, arrays in lattices.items():
-        for mixed, model in (("", None), (", 4-gram", lm)):
-            rows.append([name + mixed, *(median(search, model, size, arrays) for search, size in searches)])
-    head = ("lattices", "best path", "16 best paths", "16-node tree", "64-node tree")
-    table("microseconds of processor time, median (95th percentile)", head, rows)
-
-
-def median(search: Callable[..., object], model: Any, size: int, arrays: Sequence[np.ndarray]) -> str:
-    """The least time of 20 for each lattice."""
-    times = np.full(len(arrays[0]), np.inf)
-    for _ in range(20):
-        for i, (ids, weights, gains) in enumerate(zip(*arrays, strict=True)):
-            begin = time.process_time_ns()
-            search(ids, weights, model, size, 0.5, [5, 6, 7], gains)
-            times[i] = min(times[i], (time.process_time_ns() - begin) / 1e3)
-    return f"{np.median(times):.1f} ({np.percentile(times, 95):.1f})"
-
-
-def random_lattices(spread: float, vocab_size: int, count: int) -> tuple[np.ndarray, ...]:
-    """Tokens, log_probs and transitions of chains of random scores."""
-    rng = np.random.default_rng(0)
-    tokens = np.stack([[rng.choice(vocab_size, K, False) for _ in range(8)] for _ in range(count)])
-    start, pairs = (spread * rng.normal(size=(count, *shape)) for shape in ((K,), (7, K, K)))
-    marginals, steps = [_normalised(start)], _normalised(pairs)
-    for slot in range(7):
-        marginals.append(np.logaddexp.reduce(marginals[-1][:, :, None] + steps[:, slot], axis=1))
-    arcs = np.stack(marginals, axis=1)
-    return tokens.astype(np.int32), arcs.astype(np.float32), (steps - arcs[:, 1:, None]).astype(np.float32)
-
-
 def _normalised(scores: np.ndarray) -> np.ndarray:
     normalised: np.ndarray = scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
     return normalised
@@ -207,14 +164,11 @@ def main() -> None:
     parser.add_argument("--lm", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
-    parser.add_argument("--time", action="store_true", help="time searches instead")
     given = parser.parse_args()
     if given.table is not None:
         show(given.table)
-    elif given.time and given.lm is not None:
-        search_times(fst.NgramModel.load(given.lm), given.work)
     elif given.work is None or (given.lm is None) != (given.output is None):
-        parser.error("expected --work, perhaps with --lm and -o, or --table, or --time with --lm")
+        parser.error("expected --work, perhaps with --lm and -o, or --table")
     elif given.lm is None:
         train(given.work, given.texts, given.held_out, given.steps, given.head_steps)
     else:

@@ -15,12 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import (
+    bench_analysis,
+    bench_jacobi,
+    bench_lm_training,
+    bench_precision,
+    bench_rescoring,
+    bench_word_lattices,
+)
 from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2, STUDY, ENGINE = (ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine"))
+RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
 Cells = list[list[str | None]]
 """A table without its head; None where a cell is not of committed rows, such as a paper's number."""
@@ -381,12 +390,23 @@ Table = Callable[[], Cells] | str
 """What makes it again; or the test that does, or why nothing does."""
 WORDS = "no measurement"
 OLD = "measured before rows were kept: "
+
+
+def rows_of(name: str, lines_of: Callable[[Sequence[Mapping[str, str]]], Any]) -> Table:
+    """A table of rows that the page's command writes; as long as these are not committed it is an old one."""
+    path = RESULTS / name
+    return (lambda: lines_of(read_csv(path))) if path.exists() else OLD + f"the command for {name} awaits its run"
+
+
+def searches(number: int) -> Table:
+    return rows_of("rescoring.csv", lambda rows: bench_rescoring.tables(rows)[number][1])
+
+
 PAGES: dict[str, list[Table]] = {
     "README.md": [readme, readme_speeds],
     "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
-    "benchmarks/analysis.md": [OLD + "seconds and memory of passes over lattice files"],
-    "benchmarks/bundled/make.md": [demo, *[OLD + "counts of decodes text by text"] * 2],
-    "benchmarks/decoding.md": [OLD + "seconds and counts of decodes"] * 5,
+    "benchmarks/analysis.md": [rows_of("analysis.csv", bench_analysis.lines_of)],
+    "benchmarks/bundled/make.md": [demo],
     "benchmarks/engine/engine.md": [
         WORDS,
         lambda: passes("passes.csv"),
@@ -397,32 +417,16 @@ PAGES: dict[str, list[Table]] = {
         perplexities,
         harness,
         servers,
-        OLD + "seconds and memory of first tokens",
     ],
-    "benchmarks/gad.md": [OLD + "decodes from before drafting in the first pass"] * 6,
     "benchmarks/gad_recipe.md": [OLD + "decodes of seven runs' drafters"],
-    "benchmarks/jacobi.md": [OLD + "decodes of 60 to 600 texts"] * 3,
-    "benchmarks/lm_training.md": [OLD + "seconds and memory of programs"] * 2,
-    "benchmarks/neural.md": [OLD + "decodes of the bundled model"] * 2,
-    "benchmarks/precision.md": [OLD + "decodes in half precision"],
-    "benchmarks/rescoring.md": [OLD + "microseconds of searches"] * 5,
+    "benchmarks/jacobi.md": [rows_of("jacobi.csv", bench_jacobi.lines_of)],
+    "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
+    "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
+    "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees, drafter_parts],
-    "benchmarks/smollm2/learned_lattices.md": [
-        learned_paths,
-        learned_sizes,
-        learned_gains,
-        OLD + "microseconds of searches",
-    ],
-    "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
-    "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, OLD + "replays under cost curves"],
-    "benchmarks/smollm2/trees.md": [
-        tree_parts,
-        tree_tasks,
-        tree_growth,
-        OLD + "replays of lattices of 256 arcs",
-        OLD + "replays with fewer heads",
-        OLD + "replays with fewer slots",
-    ],
+    "benchmarks/smollm2/learned_lattices.md": [learned_paths, learned_sizes, learned_gains],
+    "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],
+    "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 10,
     "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 5,
@@ -438,8 +442,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: speeds("superresolution-speed.csv", ("fine-tuned, exact", "fine-tuned, distance 2")),
     ],
     "benchmarks/study/together.md": [WORDS, "test_study_together.py"],
-    "benchmarks/translation.md": [OLD + "decodes of two translators"] * 2,
-    "benchmarks/word_lattices.md": [OLD + "milliseconds of searches"] * 2,
+    "benchmarks/word_lattices.md": [rows_of("word_lattices.csv", bench_word_lattices.lines_of)],
 }
 """Every table of every page: what makes it again from committed rows, the test that does, or why nothing does."""
 
