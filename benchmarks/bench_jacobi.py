@@ -101,7 +101,7 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
     for name, path in (("0-gram", None), ("n-gram", lm)) if heads is not None else ():
         if name == "0-gram" or path is not None:
             initial = DraftedInitial(PathsDrafter(heads, path, p=1))
-            for size in (3, 5, heads.num_heads):
+            for size in (3, heads.num_heads):
                 chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(heads, max_new_tokens, size, initial)
             chosen[f"PJ, lattice, {name}"] = whole(heads, max_new_tokens, initial)
     return chosen
@@ -139,24 +139,21 @@ def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
 class Results:
     """Decodes: of every data set and number of threads, text by text, what each system did.
 
-    path: the CSV file that keeps them, if any; what it holds at first is taken up, a text that was cut short by a
-    kill left out.
+    path: the CSV file that keeps them; what it holds at first is taken up, a text that was cut short by a kill left
+    out.
     """
 
-    path: Path | None
+    path: Path
     systems: list[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     COLUMNS = ("data", "threads", "text", "system", "seconds", "passes", "flops", "tokens")
 
     def __post_init__(self) -> None:
-        if self.path is None:
-            return
         if self.path.exists():
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
             found = list(csv.DictReader(line for line in lines if line.endswith("\n")))
-            whole = len(found) // len(self.systems) * len(self.systems)
-            self.rows = found[:whole]
+            self.rows = found[: len(found) // len(self.systems) * len(self.systems)]
         with replacing(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.COLUMNS)
             writer.writeheader()
@@ -178,9 +175,8 @@ class Results:
             cost = (each.seconds[0], each.passes[0], (each.flops or [0])[0], " ".join(map(str, each.tokens[0])))
             new.append(dict(zip(self.COLUMNS, (data, threads, text, name, *cost), strict=True)))
         self.rows += new
-        if self.path is not None:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self.COLUMNS).writerows(new)
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self.COLUMNS).writerows(new)
 
 
 def in_turns(

@@ -51,9 +51,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_every_system_decodes_and_the_table_is_that_of_the_rows(run: Run, tmp_path: Path) -> None:
     printed = run("--heads", "heads", "--lm", "lm.fst", "--limit", "2")
     found = rows(tmp_path / "rows.csv")
-    assert len(found) == 2 * (10 + 1 + 2 * 4)
+    assert len(found) == 2 * (10 + 1 + 2 * 3)
     lines = bench.lines_of(found)
-    assert len(lines) == 10 + 1 + 2 * 4
+    assert len(lines) == 10 + 1 + 2 * 3
     greedy = [row for row in found if row["system"] == bench.GREEDY]
     for name, iterations, over, _, _, _, flops, cost in lines:
         assert f"| {name} | {iterations} | {over} |" in printed
