@@ -154,6 +154,7 @@ class Results:
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
             found = list(csv.DictReader(line for line in lines if line.endswith("\n")))
             self.rows = found[: len(found) // len(self.systems) * len(self.systems)]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.COLUMNS)
             writer.writeheader()

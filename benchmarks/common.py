@@ -171,6 +171,7 @@ def recorded(
     if given.table is None:
         if given.output is None:
             parser.error("expected -o, or --table")
+        given.output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(given.output, measure(given))
     return read_csv(given.table or given.output)
 
