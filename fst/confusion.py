@@ -52,8 +52,7 @@ def aligned_slots(arcs: _core.Arcs, posteriors: Floats, best: list[int]) -> Slot
         return np.append(np.inf, distances[sources[arc], :-1] + (wanted != labels[arc]))
 
     def insertions(arc: int) -> npt.NDArray[np.float64]:
-        row: npt.NDArray[np.float64] = distances[sources[arc]] + (labels[arc] != EPSILON)
-        return row
+        return distances[sources[arc]] + (labels[arc] != EPSILON)
 
     # Expected edits of a state's paths against each prefix of the best.
     distances = np.zeros((num_states + 1, len(steps)))

@@ -190,8 +190,7 @@ class Lattice:
     def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
         """``[arcs]`` natural log of the probability of the paths through each arc; -inf where there are none."""
         every = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
-        posteriors: Floats = every[self._with_ends[3] >= 0]
-        return posteriors
+        return every[self._with_ends[3] >= 0]
 
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
         """The path with the fewest edits to a reference: its tokens, and how many."""

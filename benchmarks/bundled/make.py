@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import typer
 from tokenizers import Tokenizer
@@ -42,7 +43,10 @@ from lm_training.data.corpus import Document, is_held_out
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.families.heads import train_blockwise, train_heads
 from lm_training.families.shapes import BlockwiseShape
-from lm_training.ngram.estimation import estimate
+from lm_training.ngram.backoff import estimate_backoff
+from lm_training.ngram.counts import MIN_COUNTS, TokenStream, count_ngrams
+from lm_training.ngram.pruning import prune
+from lm_training.ngram.smoothing import Katz
 from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
@@ -202,7 +206,9 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
 
     def build_lm() -> None:
         text = written.corpus(end, history=ORDER - 1)
-        table = estimate(text, ORDER, max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size())
+        counts = count_ngrams(TokenStream.of(text, 0), ORDER, MIN_COUNTS)
+        complete = estimate_backoff(counts, Katz(), np.arange(tokenizer.get_vocab_size()))
+        table = prune(complete, max_ngrams=SIZES["max_ngrams"])
         fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
 
     shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundled.LM))

@@ -31,23 +31,17 @@ void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cos
     if (building_.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
     const Ngram ngram{context, label, static_cast<float>(std::min(cost, kZeroCost)),
                       static_cast<float>(std::min(backoff_cost, kZeroCost))};
-    if (sorted_ && !building_.empty()) {
-        const Ngram& last = building_.back();
-        sorted_ = last.context < context || (last.context == context && last.label < label);
-    }
+    sorted_ = sorted_ && (building_.empty() || building_.back() < ngram);
     building_.push_back(ngram);
 }
 
 void AutomatonBuilder::end_order() {
-    auto before = [](const Ngram& a, const Ngram& b) {
-        return a.context != b.context ? a.context < b.context : a.label < b.label;
-    };
-    if (!sorted_) std::sort(building_.begin(), building_.end(), before);
+    if (!sorted_) std::sort(building_.begin(), building_.end());
     orders_.push_back(Order{std::move(building_), {}});
     if (orders_.size() > 1) index_continuations(orders_.size() - 1);
     const Records<Ngram>& ngrams = orders_.back().ngrams;
     for (std::size_t row = 1; row < ngrams.size(); ++row)
-        if (!before(ngrams[row - 1], ngrams[row]))
+        if (!(ngrams[row - 1] < ngrams[row]))
             throw DuplicateNgram(labels_of(orders_.size(), static_cast<std::uint32_t>(row)));
     sorted_ = true;
 }
@@ -62,18 +56,23 @@ void AutomatonBuilder::index_continuations(std::size_t lower) {
 std::uint32_t AutomatonBuilder::find(const std::int32_t* labels, std::size_t order) const {
     std::uint32_t row = 0;
     for (std::size_t length = 0; length < order; ++length) {
-        const Records<Ngram>& ngrams = orders_[length].ngrams;
-        std::size_t begin = 0, end = ngrams.size();
-        if (length > 0) {
-            begin = orders_[length - 1].first[row];
-            end = orders_[length - 1].first[row + 1];
-        }
-        const Ngram* last = ngrams.begin() + end;
-        const Ngram* found = lower_bound(ngrams.begin() + begin, last, labels[length]);
-        if (found == last || found->label != labels[length]) return kNone;
-        row = static_cast<std::uint32_t>(found - ngrams.begin());
+        const Ngram* found = find(length, row, labels[length]);
+        if (found == nullptr) return kNone;
+        row = static_cast<std::uint32_t>(found - orders_[length].ngrams.begin());
     }
     return row;
+}
+
+const AutomatonBuilder::Ngram* AutomatonBuilder::find(std::size_t lower, std::uint32_t context,
+                                                      std::int32_t label) const {
+    const Ngram *begin = orders_[lower].ngrams.begin(), *end = orders_[lower].ngrams.end();
+    if (lower > 0) {
+        const std::uint32_t* const first = orders_[lower - 1].first.data() + context;
+        end = begin + first[1];
+        begin += first[0];
+    }
+    const Ngram* found = std::ranges::lower_bound(begin, end, label, {}, &Ngram::label);
+    return found != end && found->label == label ? found : nullptr;
 }
 
 // Before finish(), while the context of every row is still known.
@@ -88,9 +87,7 @@ std::vector<std::int32_t> AutomatonBuilder::labels_of(std::size_t order, std::ui
 }
 
 std::size_t AutomatonBuilder::context_length(std::uint32_t state) const {
-    return static_cast<std::size_t>(std::upper_bound(first_state_.begin(), first_state_.end(), state) -
-                                    first_state_.begin()) -
-           1;
+    return std::upper_bound(first_state_.begin(), first_state_.end(), state) - first_state_.begin() - 1;
 }
 
 AutomatonBuilder::Range AutomatonBuilder::continuations(std::uint32_t state) const {
@@ -136,7 +133,7 @@ bool AutomatonBuilder::link() {
                  ++ngram) {
                 std::uint32_t next = 0;
                 if (length > 1) {
-                    suffix = lower_bound(suffix, shorter.end, ngram->label);
+                    suffix = std::ranges::lower_bound(suffix, shorter.end, ngram->label, {}, &Ngram::label);
                     if (!suffix_is_state || suffix == shorter.end || suffix->label != ngram->label) return false;
                     next = suffix->context;
                 }

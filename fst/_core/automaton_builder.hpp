@@ -126,6 +126,10 @@ class AutomatonBuilder {
         std::int32_t label;
         float cost;
         float backoff;  // cost of the backoff weight
+
+        bool operator<(const Ngram& other) const {
+            return context != other.context ? context < other.context : label < other.label;
+        }
     };
     struct Order {
         Records<Ngram> ngrams;
@@ -137,11 +141,8 @@ class AutomatonBuilder {
         const Ngram* end;
     };
 
-    // The first n-gram of a sorted range whose label is not below `label`.
-    static const Ngram* lower_bound(const Ngram* begin, const Ngram* end, std::int32_t label) {
-        return std::lower_bound(begin, end, label,
-                                [](const Ngram& ngram, std::int32_t value) { return ngram.label < value; });
-    }
+    // The n-gram of a context's row of a closed order that ends in `label`; null where there is none.
+    const Ngram* find(std::size_t lower, std::uint32_t context, std::int32_t label) const;
 
     Range continuations(std::uint32_t state) const;
     std::size_t context_length(std::uint32_t state) const;

@@ -14,6 +14,12 @@ struct Followers {
     std::int32_t size;
 };
 
+// [nodes] each, best first; parents precede children, -1 is the root.
+struct Tree {
+    std::vector<std::int32_t> tokens, parents;
+    std::vector<double> log_probs;  // of the path from the root
+};
+
 // What a search keeps between calls: memory, nothing else. An `Expander` has
 //     Followers expand(state)                       of a prefix in that state
 //     std::int32_t token(i), double log_prob(i)      of the i-th follower; log_prob(token | prefix) <= 0
@@ -23,15 +29,9 @@ class BestFirst {
   public:
     using State = typename Expander::State;
 
-    // [nodes] each, best first; parents precede children, -1 is the root; valid until the next call.
-    struct Result {
-        std::vector<std::int32_t> tokens, parents;
-        std::vector<double> log_probs;  // of the path from the root
-    };
-
     // A child is never better than its parent, so the best prefixes come off a heap in order. A child waits for its
-    // better siblings, and a path is followed only once it is in the tree.
-    const Result& run(Expander& expander, const State& root, std::int64_t num_nodes) {
+    // better siblings, and a path is followed only once it is in the tree. The result is valid until the next call.
+    const Tree& run(Expander& expander, const State& root, std::int64_t num_nodes) {
         heap_.clear();
         result_.tokens.clear();
         result_.parents.clear();
@@ -69,7 +69,7 @@ class BestFirst {
 
     // Puts the next child after `sibling` in the order of log-probability and token into the heap, if there is one.
     void propose(const Expander& expander, Candidate sibling) {
-        const double path = sibling.parent < 0 ? 0.0 : result_.log_probs[static_cast<std::size_t>(sibling.parent)];
+        const double path = sibling.parent < 0 ? 0.0 : result_.log_probs[sibling.parent];
         const double* const conditionals = expander.log_probs() + sibling.siblings.first;
         const std::int32_t last = sibling.follower - sibling.siblings.first;
         double best = -std::numeric_limits<double>::infinity();
@@ -95,8 +95,8 @@ class BestFirst {
         if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
         const auto tokens = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
             out.assign(1, candidate.token);
-            for (std::int32_t at = candidate.parent; at >= 0; at = result_.parents[static_cast<std::size_t>(at)])
-                out.push_back(result_.tokens[static_cast<std::size_t>(at)]);
+            for (std::int32_t at = candidate.parent; at >= 0; at = result_.parents[at])
+                out.push_back(result_.tokens[at]);
         };
         tokens(a, left_);
         tokens(b, right_);
@@ -105,7 +105,7 @@ class BestFirst {
 
     std::vector<Candidate> heap_;
     std::vector<std::int32_t> left_, right_;  // scratch of before()
-    Result result_;
+    Tree result_;
 };
 
 }  // namespace fst_core

@@ -33,21 +33,19 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
     take(arc.match == 0 ? kShareSeen : arc.match == 1 ? kShareMatch : kShareLonger, arc.share);
 }
 
-void CalibratedSearch::start(const Lattice& lattice, const Model* model, const TextIndex& text) {
-    graph_.assign(lattice, model, kTreeBuckets);
-    if (const auto columns = static_cast<std::size_t>(lattice.max_columns()); steps_.size() < columns) {
-        steps_.resize(columns);
-        column_weights_.resize(columns);
-    }
-    model_ = model;
+CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
+                                                const TextIndex& text) {
+    graph_.assign(lattice, kTreeBuckets);
+    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
+    column_weights_.resize(steps_.size());
     text_ = &text;
     arcs_.clear();
     conditionals_.clear();
+    return {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
 }
 
-const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, const Model* model,
-                                                      std::uint32_t start_state, const TextIndex& text,
-                                                      std::span<const double> weights, std::int64_t num_nodes) {
+const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
+                                  std::span<const double> weights, std::int64_t num_nodes) {
     if (weights.empty() || weights.size() % kFeatures != 0)
         throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " +
                                     std::to_string(weights.size()));
@@ -58,18 +56,17 @@ const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, co
         throw std::invalid_argument("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
-    start(lattice, model, text);
-    return search_.run(*this, {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()},
-                       num_nodes);
+    return search_.run(*this, start(lattice, start_state, text), num_nodes);
 }
 
-void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state,
-                                const TextIndex& text, std::span<const std::int64_t> path, Description& out) {
+CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice, std::uint32_t start_state,
+                                                         const TextIndex& text, std::span<const std::int64_t> path) {
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
         throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " +
                                     std::to_string(path.size()));
-    start(lattice, model, text);
-    State state{graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
+    const Model* const model = lattice.model();
+    State state = start(lattice, start_state, text);
+    Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers found = find_arcs(state);
         for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
@@ -78,15 +75,15 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
                 row[kOutside] = 1;
                 row[kMass] = static_cast<float>(outside_mass(slot));
             } else {
-                each_feature(arcs_[static_cast<std::size_t>(i)],
+                each_feature(arcs_[i],
                              [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
             }
             out.features.insert(out.features.end(), row, row + kFeatures);
-            out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[static_cast<std::size_t>(i)].token);
+            out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[i].token);
         }
         out.sizes.push_back(found.size + 1);
         if (slot + 1 == lattice.slots()) break;
-        const std::int64_t token = path[static_cast<std::size_t>(slot)];
+        const std::int64_t token = path[slot];
         const std::uint32_t before = graph_.node(graph_.node_of(state.path_state)).state;
         const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(before, model->label_of(token)).next_state;
         std::int32_t column = Graph::kNone;
@@ -95,6 +92,7 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
         state = {graph_.find_path_state(graph_.find_node(slot + 1, lm_state), column),
                  text.advance(state.history, static_cast<std::int32_t>(token))};
     }
+    return out;
 }
 
 double CalibratedSearch::outside_mass(std::int32_t slot) const {
@@ -124,7 +122,7 @@ Followers CalibratedSearch::expand(const State& state) {
     double* const scores = conditionals_.data() + found.first;
     for (std::int32_t i = 0; i < found.size; ++i) {
         scores[i] = 0;
-        each_feature(arcs_[static_cast<std::size_t>(found.first + i)],
+        each_feature(arcs_[found.first + i],
                      [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
         best = std::max(best, scores[i]);
     }
@@ -138,7 +136,7 @@ Followers CalibratedSearch::expand(const State& state) {
 bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
-    const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
+    const Arc& arc = arcs_[follower];
     out.path_state = arc.hit == Graph::kNone
                          ? graph_.find_path_state(graph_.find_node(slot, arc.next_state), Graph::kNone)
                          : graph_.next_path_state(arc.hit, slot);
@@ -157,8 +155,8 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     check_opened(arcs_.size());
     const auto first = static_cast<std::int32_t>(arcs_.size());
     for (std::int32_t c = 0; c < columns.size; ++c) {
-        const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
-        const double log_prob = std::max(column_weights_[static_cast<std::size_t>(c)], kLeast);
+        const Graph::Step& step = steps_[c];
+        const double log_prob = std::max(column_weights_[c], kLeast);
         arcs_.push_back(
             {lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
     }
@@ -182,10 +180,9 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
         if (node.total <= size) {
             for (std::int32_t child = node.first_child; child != TextIndex::kNone;
                  child = text_->node(child).next_sibling) {
-                Arc* const found =
-                    std::lower_bound(arcs, arcs + size, text_->node(child).token,
-                                     [](const Arc& arc, std::int32_t token) { return arc.token < token; });
-                if (found != arcs + size && found->token == text_->node(child).token && found->match < 0)
+                const std::int32_t token = text_->node(child).token;
+                Arc* const found = std::ranges::lower_bound(arcs, arcs + size, token, {}, &Arc::token);
+                if (found != arcs + size && found->token == token && found->match < 0)
                     set_match(*found, history, child);
             }
         } else {
@@ -199,11 +196,11 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
 }
 
 void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::int32_t size) {
+    const Model* const model = graph_.lattice().model();
     const std::size_t columns_end = arcs_.size();
     const auto known = [&](std::int32_t token) {
         const auto begin = arcs_.begin() + first, end = begin + size;
-        const auto found =
-            std::lower_bound(begin, end, token, [](const Arc& arc, std::int32_t key) { return arc.token < key; });
+        const auto found = std::ranges::lower_bound(begin, end, token, {}, &Arc::token);
         return (found != end && found->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
     };
@@ -218,22 +215,15 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
             if (arcs_.size() - columns_end == kMostCopies) break;
             const std::int32_t token = text_->node(child).token;
             if (known(token)) continue;
-            Model::Step step{0, 0, 0};
-            if (model_ != nullptr) step = model_->advance(node_of_state.state, model_->label_of(token));
-            Arc arc{token,
-                    Graph::kNone,
-                    step.next_state,
-                    model_ == nullptr ? 0 : levels - step.failures,
-                    -1,
-                    0,
-                    0,
-                    std::max(-step.cost, kLeast)};
+            Model::Step step{0, 0, levels};
+            if (model != nullptr) step = model->advance(node_of_state.state, model->label_of(token));
+            const double ngram = std::max(-step.cost, kLeast);
+            Arc arc{token, Graph::kNone, step.next_state, levels - step.failures, -1, 0, 0, ngram};
             set_match(arc, history, child);
             arcs_.push_back(arc);
         }
     }
-    if (arcs_.size() > columns_end)
-        std::sort(arcs_.begin() + first, arcs_.end(), [](const Arc& a, const Arc& b) { return a.token < b.token; });
+    if (arcs_.size() > columns_end) std::ranges::sort(arcs_.begin() + first, arcs_.end(), {}, &Arc::token);
 }
 
 }  // namespace fst_core

@@ -51,13 +51,12 @@ class CalibratedSearch {
         std::int32_t path_state;  // of the graph
         std::int32_t history;  // of the text index
     };
-    using Result = BestFirst<CalibratedSearch>::Result;
 
     // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a
     // column where they exist, and the last row of the others for all further slots. text: all tokens before the
     // lattice. Other arguments as for TreeSearch.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
-                      std::span<const double> weights, std::int64_t num_nodes);
+    const Tree& run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
+                    std::span<const double> weights, std::int64_t num_nodes);
 
     // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
     struct Description {
@@ -65,13 +64,11 @@ class CalibratedSearch {
         std::vector<std::int32_t> tokens;    // [arcs of all slots], -1 for outside
         std::vector<std::int32_t> sizes;     // [slots of the path] arcs, outside among them
     };
-    void describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
-                  std::span<const std::int64_t> path, Description& out);
+    Description describe(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
+                         std::span<const std::int64_t> path);
 
     Followers expand(const State& state);
-    std::int32_t token(const State&, std::int32_t follower) const {
-        return arcs_[static_cast<std::size_t>(follower)].token;
-    }
+    std::int32_t token(const State&, std::int32_t follower) const { return arcs_[follower].token; }
     const double* log_probs() const { return conditionals_.data(); }
     bool next(const State& state, std::int32_t follower, State& out);
 
@@ -85,7 +82,7 @@ class CalibratedSearch {
         float share;               // ln
         double log_prob, ngram;
     };
-    void start(const Lattice& lattice, const Model* model, const TextIndex& text);
+    State start(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text);
     Followers find_arcs(const State& state);
     void match_columns(const State& state, std::int32_t first, std::int32_t size);
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
@@ -97,7 +94,6 @@ class CalibratedSearch {
     static void each_feature(const Arc& arc, const Take& take);
 
     Graph graph_;
-    const Model* model_ = nullptr;
     const TextIndex* text_ = nullptr;
     std::span<const double> weights_;
     std::vector<Graph::Step> steps_;

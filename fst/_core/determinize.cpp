@@ -20,8 +20,7 @@ void raise(Weights& weights, std::int32_t state, double weight) {
 
 class Determinizer {
   public:
-    explicit Determinizer(const ArcsView& lattice)
-        : lattice_(lattice), pending_(static_cast<std::size_t>(lattice.slots())) {}
+    explicit Determinizer(const ArcsView& lattice) : lattice_(lattice), pending_(lattice.slots()) {}
 
     // Subsets in the order of their lowest state, which rises along every arc: so the order is topological.
     Arcs run() {
@@ -29,30 +28,27 @@ class Determinizer {
         add({{0, 0.0}});
         for (std::size_t lowest = 0; lowest < pending_.size(); ++lowest)
             for (const auto& [subset, id] : pending_[lowest]) {
-                rank_[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(arcs_.offsets.size());
+                rank_[id] = static_cast<std::int32_t>(arcs_.offsets.size());
                 arcs_.offsets.push_back(static_cast<std::int64_t>(arcs_.tokens.size()));
                 expand(subset);
             }
         arcs_.offsets.push_back(static_cast<std::int64_t>(arcs_.tokens.size()));
         for (std::int32_t& target : arcs_.targets)
-            if (target != Lattice::kEnd) target = rank_[static_cast<std::size_t>(target)];
+            if (target != Lattice::kEnd) target = rank_[target];
         return std::move(arcs_);
     }
 
   private:
     template <typename Visit>
     void each_arc(std::int32_t state, const Visit& visit) const {
-        for (std::int64_t i = lattice_.offsets[static_cast<std::size_t>(state)];
-             i < lattice_.offsets[static_cast<std::size_t>(state) + 1]; ++i) {
-            const auto at = static_cast<std::size_t>(i);
-            visit(lattice_.tokens[at], lattice_.log_probs[at], lattice_.targets[at]);
-        }
+        for (std::int64_t i = lattice_.offsets[state]; i < lattice_.offsets[state + 1]; ++i)
+            visit(lattice_.tokens[i], lattice_.log_probs[i], lattice_.targets[i]);
     }
 
     // The number of the subset that epsilons close, and its best weight; kEnd where it has no arcs but epsilons.
     std::pair<std::int32_t, double> add(Weights weights) {
         Subset subset;
-        double best = -std::numeric_limits<double>::infinity();
+        double best = kMinusInfinity;
         for (auto entry = weights.begin(); entry != weights.end();
              ++entry) {  // what is added on the way comes later in the order
             const auto [state, weight] = *entry;
@@ -70,7 +66,7 @@ class Determinizer {
         if (subset.empty()) return {Lattice::kEnd, best};
         if (!rank_.empty())  // the first subset has no arc before it that could carry its weight
             for (auto& [state, weight] : subset) weight -= best;
-        const auto lowest = static_cast<std::size_t>(subset.front().first);
+        const std::int32_t lowest = subset.front().first;
         count(subset.size());
         const auto [entry, added] =
             pending_[lowest].emplace(std::move(subset), static_cast<std::int32_t>(rank_.size()));
@@ -80,7 +76,7 @@ class Determinizer {
 
     void expand(const Subset& subset) {
         std::map<std::int32_t, Weights> following;  // by token
-        double end = -std::numeric_limits<double>::infinity();
+        double end = kMinusInfinity;
         for (const auto& [state, weight] : subset)
             each_arc(state, [&, weight = weight](std::int32_t token, double log_prob, std::int32_t target) {
                 if (token != Lattice::kEpsilon)
@@ -88,7 +84,7 @@ class Determinizer {
                 else if (target == Lattice::kEnd)
                     end = std::max(end, weight + log_prob);
             });
-        if (end > -std::numeric_limits<double>::infinity()) add_arc(Lattice::kEpsilon, end, Lattice::kEnd);
+        if (end > kMinusInfinity) add_arc(Lattice::kEpsilon, end, Lattice::kEnd);
         for (auto& [token, weights] : following) {
             const auto [target, best] = add(std::move(weights));
             if (target != Lattice::kEnd) add_arc(token, best, target);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -33,20 +32,14 @@ void with_value_errors(Work work) {
     }
 }
 
-void write(const AutomatonBuilder& builder, const py::function& sink) {
-    builder.write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
-}
-
 // Some n-grams of the order being built: rows of labels, [n, order], with natural costs.
-void add_ngrams(AutomatonBuilder& builder,
-                const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
-                const py::array_t<double, py::array::c_style | py::array::forcecast>& costs,
-                const py::array_t<double, py::array::c_style | py::array::forcecast>& backoffs) {
+void add_ngrams(AutomatonBuilder& builder, const Array<std::int32_t>& labels, const Array<double>& costs,
+                const Array<double>& backoffs) {
     with_value_errors([&] {
         if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
             backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
             throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
-        const auto order = static_cast<std::size_t>(labels.shape(1));
+        const std::size_t order = labels.shape(1);
         if (order != builder.num_orders() + 1)
             throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) +
                                         "-grams next, got " + std::to_string(order) + "-grams");
@@ -55,55 +48,40 @@ void add_ngrams(AutomatonBuilder& builder,
             const std::int32_t* ngram = labels.data(row, 0);
             const std::uint32_t context = builder.find(ngram, order - 1);
             if (context == AutomatonBuilder::kNone)
-                throw std::invalid_argument("row " + std::to_string(before + static_cast<std::size_t>(row)) +
-                                            " of the " + std::to_string(order) +
+                throw std::invalid_argument("row " + std::to_string(before + row) + " of the " +
+                                            std::to_string(order) +
                                             "-grams: expected its context among the n-grams one order below");
             builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
         }
     });
 }
 
-std::span<const std::byte> bytes_of(const py::buffer_info& info) {
-    return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
-}
-
-py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
-    return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-// The entries of an OpenFst symbol table: each an int32 length, the bytes of the symbol and an int64 label.
-struct SymbolEntries {
-    std::vector<std::int64_t> labels, begins, lengths;  // begins: of each symbol's bytes in the file
-    std::int64_t end = 0;                               // of the last entry
-};
-
-// Reads `count` entries from byte `begin` on. Throws std::invalid_argument where the file ends before them.
-SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, std::int64_t count) {
-    const auto size = static_cast<std::int64_t>(file.size());
+// Reads `count` entries of an OpenFst symbol table from byte `begin` on: each an int32 length, the bytes of the symbol
+// and an int64 label. Returns the labels, where the symbols begin in the file, their lengths, and the end of the last
+// entry. Throws std::invalid_argument where the file ends before them.
+py::tuple read_symbols(const py::buffer& buffer, std::int64_t begin, std::int64_t count) {
+    const py::buffer_info file = buffer.request();
+    const std::int64_t size = file.size * file.itemsize;
     std::int64_t at = begin;
-    SymbolEntries entries;
-    auto need = [&](std::int64_t bytes) {
+    std::vector<std::int64_t> labels, begins, lengths;
+    const auto take = [&](std::int64_t bytes) {
         if (at < 0 || bytes < 0 || at > size || bytes > size - at)
             throw std::invalid_argument("byte " + std::to_string(at) +
                                         ": expected a symbol and its label, got the end of the file; it is damaged");
+        at += bytes;
+        return static_cast<const std::byte*>(file.ptr) + at - bytes;
     };
     for (std::int64_t entry = 0; entry < count; ++entry) {
-        std::int32_t length = 0;
-        need(sizeof length);
-        std::memcpy(&length, file.data() + at, sizeof length);
-        at += sizeof length;
-        need(length);
-        entries.begins.push_back(at);
-        entries.lengths.push_back(length);
-        at += length;
-        std::int64_t label = 0;
-        need(sizeof label);
-        std::memcpy(&label, file.data() + at, sizeof label);
-        at += sizeof label;
-        entries.labels.push_back(label);
+        std::int32_t length;
+        std::memcpy(&length, take(sizeof length), sizeof length);
+        begins.push_back(at);
+        lengths.push_back(length);
+        take(length);
+        std::int64_t label;
+        std::memcpy(&label, take(sizeof label), sizeof label);
+        labels.push_back(label);
     }
-    entries.end = at;
-    return entries;
+    return py::make_tuple(array_of(labels), array_of(begins), array_of(lengths), at);
 }
 
 template <typename Owner, typename Get>
@@ -112,7 +90,12 @@ void bind_result(py::class_<Owner>& type, Get get) {
         .def_property_readonly("num_arcs", [get](const Owner& self) { return get(self).num_arcs(); })
         .def_property_readonly("start", [get](const Owner& self) { return get(self).start(); })
         .def_property_readonly("num_ngrams", [get](const Owner& self) { return get(self).num_ngrams(); })
-        .def("write", [get](const Owner& self, const py::function& sink) { write(get(self), sink); }, py::arg("sink"));
+        .def(
+            "write",
+            [get](const Owner& self, const py::function& sink) {
+                get(self).write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
+            },
+            py::arg("sink"));
 }
 
 }  // namespace
@@ -173,16 +156,8 @@ void bind_formats(py::module_& module) {
         .def("finish", [](ArpaParser& self) { with_value_errors([&] { self.finish(); }); })
         .def_property_readonly("unk_label", &ArpaParser::unk_label)
         .def_property_readonly("warnings", &ArpaParser::warnings);
-    module.def(
-        "read_symbols",
-        [](const py::buffer& file, std::int64_t begin, std::int64_t count) {
-            const py::buffer_info info = file.request();
-            const SymbolEntries entries = read_symbols(bytes_of(info), begin, count);
-            return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths),
-                                  entries.end);
-        },
-        py::arg("file"), py::arg("begin"), py::arg("count"),
-        "The labels, begins and lengths of the symbols in a file, and where they end.");
+    module.def("read_symbols", &read_symbols, py::arg("file"), py::arg("begin"), py::arg("count"),
+               "The labels, begins and lengths of the symbols in a file, and where they end.");
     bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
 }
 

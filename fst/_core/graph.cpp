@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
-#include <string>
 
 namespace fst_core {
 
@@ -12,19 +11,14 @@ namespace {
 constexpr std::size_t kChunk = 32;  // rows in flight between memory and cache
 constexpr std::size_t kPathStateBuckets = 512;
 
-[[noreturn]] void refuse_cycle(std::uint32_t state) {
-    throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " +
-                                std::to_string(state) + "; write the file again from its source");
-}
-
 }  // namespace
 
-void Graph::assign(const Lattice& lattice, const Model* model, std::size_t buckets) {
+void Graph::assign(const Lattice& lattice, std::size_t buckets) {
     lattice_ = &lattice;
-    model_ = model;
+    model_ = lattice.model();
     nodes_.clear();
     num_hits_ = 0;
-    const auto slots = static_cast<std::size_t>(lattice.slots());
+    const std::size_t slots = lattice.slots();
     if (layers_.size() < slots) layers_.resize(slots);
     for (std::size_t t = 0; t < slots; ++t) {
         layers_[t].nodes.clear();
@@ -71,7 +65,7 @@ void Graph::weights(std::int32_t index, double* out) const {
 
 void Graph::open(std::int32_t index) {
     for (int failures = 0; index != kNone; ++failures) {
-        if (failures > Model::kMaxFailures) refuse_cycle(node(index).state);
+        if (failures > Model::kMaxFailures) refuse_failures(node(index).state);
         if (node(index).first_hit == kNone)
             read(index, model_ != nullptr ? model_->state(node(index).state) : StateRecord{});
         index = node(index).backoff_node;
@@ -87,7 +81,7 @@ std::int32_t Graph::open_all(std::uint32_t start_state) {
 void Graph::open_slot(std::int32_t slot) {
     // Two passes over a chunk: the first waits for nothing but state records, which were prefetched when the nodes
     // were added, and prefetches their arcs for the second. Backing off may add nodes to the list.
-    const Layer& layer = layers_[static_cast<std::size_t>(slot)];
+    const Layer& layer = layers_[slot];
     const std::int32_t* const targets = lattice_->targets(slot);
     const bool is_sausage = lattice_->is_sausage(), has_transitions = lattice_->has_transitions();
     for (std::size_t begin = 0; begin < layer.nodes.size();) {
@@ -128,7 +122,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
     const auto [state, slot] = std::pair(node(index).state, node(index).slot);
     const Lattice::Slot& columns = lattice_->slot(slot);
     const std::size_t first = num_hits_;
-    if (const std::size_t most = first + static_cast<std::size_t>(columns.size); hits_.size() < most)
+    if (const std::size_t most = first + columns.size; hits_.size() < most)
         hits_.resize(2 * most);
     if (model_ == nullptr || state == model_->unigram_state()) {
         add_unigrams(columns);
@@ -196,10 +190,7 @@ void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Sl
             const ArcRecord arc = row.arc(begin + static_cast<std::uint32_t>(std::countr_zero(passed)));
             const std::int32_t key = arc.label > 0 ? lattice_->find(columns, arc.label) : kNone;
             if (key == kNone) continue;
-            if (arc.label <= previous)
-                throw std::invalid_argument("corrupt language model: expected the arcs of state " +
-                                            std::to_string(state) +
-                                            " in rising order of label; write the file again from its source");
+            if (arc.label <= previous) refuse_order(state);
             previous = arc.label;
             add_hit(arc, columns, key);
         }
@@ -214,7 +205,7 @@ void Graph::match_by_index(const Row& row, const LabelIndex& index, const Lattic
         for (std::size_t i = 0; i < std::min<std::size_t>(64, keys.size() - first); ++i)
             present |= std::uint64_t{index.has(keys[first + i])} << i;
         for (; present != 0; present &= present - 1) {
-            const std::size_t key = first + static_cast<std::size_t>(std::countr_zero(present));
+            const std::size_t key = first + std::countr_zero(present);
             add_hit(row.arc(index.arc(keys[key])), columns, static_cast<std::int32_t>(key));
         }
     }
@@ -240,7 +231,7 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
             hit |= static_cast<std::uint32_t>(row.label(found[i]) == labels[i]) << i;
         if (keys.size() - first < kInStep) hit &= (1u << (keys.size() - first)) - 1;
         for (; hit != 0; hit &= hit - 1) {
-            const auto i = static_cast<std::size_t>(std::countr_zero(hit));
+            const std::size_t i = std::countr_zero(hit);
             add_hit(row.arc(found[i]), columns, static_cast<std::int32_t>(first + i));
         }
     }
@@ -250,7 +241,7 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
 void Graph::resolve(std::int32_t index, Step* steps) {
     chain_.clear();
     for (double backed_off = 0; index != kNone;) {
-        if (chain_.size() > Model::kMaxFailures) refuse_cycle(node(index).state);
+        if (chain_.size() > Model::kMaxFailures) refuse_failures(node(index).state);
         const Node& node = this->node(index);
         chain_.emplace_back(&node, backed_off);
         backed_off += node.backoff_cost;

@@ -55,12 +55,12 @@ class Graph {
         std::int32_t level;  // failure arcs below the history of the n-gram used: 0 for a unigram
     };
 
-    // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0. Half of
-    // `buckets`, a power of two, is how many nodes a slot will mostly have.
-    void assign(const Lattice& lattice, const Model* model, std::size_t buckets);
+    // Forgets the nodes of the lattice before; keeps the memory. Without a model every step costs 0. Half of `buckets`,
+    // a power of two, is how many nodes a slot will mostly have.
+    void assign(const Lattice& lattice, std::size_t buckets);
 
     std::int32_t find_node(std::int32_t slot, std::uint32_t state) {
-        Layer& layer = layers_[static_cast<std::size_t>(slot)];
+        Layer& layer = layers_[slot];
         const std::int32_t known = layer.by_state.find(state);
         return known != kNone ? known : add_node(layer, slot, state);
     }
@@ -81,21 +81,21 @@ class Graph {
         return known != kNone ? known : add_path_state(key, node, column);
     }
     std::int32_t node_of(std::int32_t path_state) const {
-        return lattice_->has_transitions() ? path_states_[static_cast<std::size_t>(path_state)].node : path_state;
+        return lattice_->has_transitions() ? path_states_[path_state].node : path_state;
     }
-    const PathState& path_state(std::int32_t index) const { return path_states_[static_cast<std::size_t>(index)]; }
+    const PathState& path_state(std::int32_t index) const { return path_states_[index]; }
     std::size_t num_path_states() const { return lattice_->has_transitions() ? path_states_.size() : nodes_.size(); }
     // log_prob and transition of every column of the next slot.
     void weights(std::int32_t path_state, double* out) const;
 
-    std::int32_t slot_of(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)].slot; }
-    Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
-    Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
+    std::int32_t slot_of(std::int32_t node) const { return nodes_[node].slot; }
+    Node& node(std::int32_t index) { return nodes_[index]; }
+    Hit& hit(std::int32_t index) { return hits_[index]; }
     std::span<Hit> hits(const Node& node) {
         return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)};
     }
     std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const {
-        return layers_[static_cast<std::size_t>(slot)].nodes;
+        return layers_[slot].nodes;
     }
     const Lattice& lattice() const { return *lattice_; }
 

@@ -1,8 +1,6 @@
 #include "label_index.hpp"
 
 #include <bit>
-#include <stdexcept>
-#include <string>
 
 #include "model.hpp"
 
@@ -13,9 +11,7 @@ LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_la
     std::int32_t previous = 0;
     for (std::uint32_t i = 0; i < row.num_arcs; ++i) {
         const std::int32_t label = row.label(i);
-        if (label <= previous)
-            throw std::invalid_argument("corrupt language model: expected the arcs of state " + std::to_string(state) +
-                                        " in rising order of label; write the file again from its source");
+        if (label <= previous) refuse_order(state);
         previous = label;
         if (static_cast<std::uint32_t>(label) >= num_labels) break;
         Block& block = blocks_[static_cast<std::uint32_t>(label) / 32];

@@ -34,9 +34,9 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
             std::string(name) +
             "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
             std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
-    clear();
+    clear(model);
     is_sausage_ = true;
-    longest_ = static_cast<std::size_t>(view.slots);
+    longest_ = view.slots;
     transitions_ = view.slots > 1 ? view.transitions : nullptr;
     k_ = view.k;
     for (std::int64_t t = 0; t < view.slots; ++t) {
@@ -64,9 +64,9 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
                        "expected distinct tokens, got token " + std::to_string(token) +
                            " more than once; keep one column of each");
             if (log_probs[c] <= -kLargestWeight) continue;
-            add_column(token, log_probs[c], c, t + 1 < view.slots ? static_cast<std::int32_t>(t + 1) : kEnd, model);
+            add_column(token, log_probs[c], c, t + 1 < view.slots ? static_cast<std::int32_t>(t + 1) : kEnd);
         }
-        end_slot(slot, model);
+        end_slot(slot);
         if (slot.size == 0) refuse(name, t, "expected at least one token with a log-probability above -1e30, got none");
     }
     if (transitions_ != nullptr) check_transitions(name);
@@ -80,10 +80,10 @@ void ArcsView::check() const {
         refuse(
             "tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to their number");
     for (std::int32_t s = 0; s < slots(); ++s) {
-        const std::int64_t first = offsets[static_cast<std::size_t>(s)], end = offsets[static_cast<std::size_t>(s) + 1];
+        const std::int64_t first = offsets[s], end = offsets[s + 1];
         if (first > end || end > offsets.back())
             refuse("offsets that do not fall, got " + std::to_string(end) + " after " + std::to_string(first));
-        for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(end); ++i) {
+        for (std::int64_t i = first; i < end; ++i) {
             if (tokens[i] < Lattice::kEpsilon || tokens[i] == std::numeric_limits<std::int32_t>::max())
                 refuse("token ids from 0 to 2^31 - 2, or -1 for epsilon, got " + std::to_string(tokens[i]) +
                        " at state " + std::to_string(s));
@@ -100,31 +100,32 @@ void ArcsView::check() const {
 
 void Lattice::assign(const ArcsView& view, const Model* model) {
     view.check();
-    clear();
+    clear(model);
     is_sausage_ = false;
     transitions_ = nullptr;
-    std::vector<std::size_t> depth(static_cast<std::size_t>(view.slots()));  // tokens of the longest path to each slot
+    std::vector<std::size_t> depth(view.slots());  // tokens of the longest path to each slot
     longest_ = 0;
     for (std::size_t s = 0; s < depth.size(); ++s) {
         order_.clear();
         for (std::int64_t i = view.offsets[s]; i < view.offsets[s + 1]; ++i)
-            order_.emplace_back(view.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i));
+            order_.emplace_back(view.tokens[i], static_cast<std::int32_t>(i));
         std::sort(order_.begin(), order_.end());
         Slot slot;
         slot.first = static_cast<std::int32_t>(tokens_.size());
         for (std::size_t at = 0; at < order_.size(); ++at) {
             const auto [token, i] = order_[at];
-            const std::int32_t target = view.targets[static_cast<std::size_t>(i)];
-            std::size_t& reached = target == kEnd ? longest_ : depth[static_cast<std::size_t>(target)];
+            const std::int32_t target = view.targets[i];
+            std::size_t& reached = target == kEnd ? longest_ : depth[target];
             reached = std::max(reached, depth[s] + (token != kEpsilon));
             slot.num_epsilons += token == kEpsilon;
-            add_column(token, view.log_probs[static_cast<std::size_t>(i)], i, target, model);
+            add_column(token, view.log_probs[i], i, target);
         }
-        end_slot(slot, model);
+        end_slot(slot);
     }
 }
 
-void Lattice::clear() {
+void Lattice::clear(const Model* model) {
+    model_ = model;
     slots_.clear();
     tokens_.clear();
     labels_.clear();
@@ -138,19 +139,18 @@ void Lattice::clear() {
     max_columns_ = 0;
 }
 
-inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target,
-                                const Model* model) {
+inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target) {
     tokens_.push_back(token);
     log_probs_.push_back(log_prob);
     given_.push_back(given);
     targets_.push_back(target);
-    labels_.push_back(model != nullptr && token != kEpsilon ? model->label_of(token) : Model::kNoLabel);
+    labels_.push_back(model_ != nullptr && token != kEpsilon ? model_->label_of(token) : Model::kNoLabel);
 }
 
-inline void Lattice::end_slot(Slot& slot, const Model* model) {
+inline void Lattice::end_slot(Slot& slot) {
     slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
     max_columns_ = std::max(max_columns_, slot.size);
-    if (model != nullptr) index_labels(slot);
+    if (model_ != nullptr) index_labels(slot);
     slots_.push_back(slot);
 }
 
@@ -163,21 +163,19 @@ void Lattice::check_transitions(const char* name) const {
     for (std::int32_t t = 1; t < slots(); ++t)
         for (std::int32_t from = slot(t - 1).first; from < slot(t).first; ++from)
             for (std::int32_t to = slot(t).first; to < slot(t).first + slot(t).size; ++to) {
-                const float* const row =
-                    transitions_ + (std::int64_t{t - 1} * k_ + given_[static_cast<std::size_t>(from)]) * k_;
-                if (const float value = row[given_[static_cast<std::size_t>(to)]];
-                    !(value <= static_cast<float>(kLargestWeight)))
+                const float value = transitions_[(std::int64_t{t - 1} * k_ + given_[from]) * k_ + given_[to]];
+                if (!(value <= static_cast<float>(kLargestWeight)))
                     refuse(name, t,
                            "expected transitions of at most 1e30, got " + spelled(value) + " from token " +
                                std::to_string(token(from)) + " to token " + std::to_string(token(to)));
             }
 }
 
-void Lattice::extend(std::int64_t slots, const Model* model) {
+void Lattice::extend(std::int64_t slots) {
     for (std::int64_t t = 0; t < slots; ++t) {
         Slot slot;
         slot.first = static_cast<std::int32_t>(tokens_.size());
-        end_slot(slot, model);
+        end_slot(slot);
     }
 }
 
@@ -186,8 +184,8 @@ bool Lattice::has_more_paths(std::uint64_t most) const {
     for (std::int32_t s = slots(); s-- > 0;)
         for (std::int32_t c = 0; c < slot(s).size; ++c) {
             const std::int32_t target = targets(s)[c];
-            std::uint64_t& sum = paths[static_cast<std::size_t>(s)];
-            sum = std::min(most + 1, sum + (target == kEnd ? 1 : paths[static_cast<std::size_t>(target)]));
+            std::uint64_t& sum = paths[s];
+            sum = std::min(most + 1, sum + (target == kEnd ? 1 : paths[target]));
         }
     return paths.front() > most;
 }
@@ -204,7 +202,7 @@ bool Lattice::has_more_prefixes(std::uint64_t most) const {
 void Lattice::index_labels(Slot& slot) {
     order_.clear();
     for (std::int32_t c = 0; c < slot.size; ++c)
-        if (const std::int32_t label = labels_[static_cast<std::size_t>(slot.first + c)]; label != Model::kNoLabel)
+        if (const std::int32_t label = labels_[slot.first + c]; label != Model::kNoLabel)
             order_.emplace_back(label, c);
     if (!std::is_sorted(order_.begin(), order_.end()))
         std::sort(order_.begin(), order_.end());  // <unk> breaks the order of tokens
@@ -231,8 +229,8 @@ void Lattice::index_labels(Slot& slot) {
     HashTable<std::uint32_t>& table = tables_[slots_.size()];
     table.clear(std::bit_ceil(2 * static_cast<std::size_t>(slot.num_keys) + 2));
     for (std::int32_t key = 0; key < slot.num_keys; ++key) {
-        const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
-        filter_[static_cast<std::size_t>(slot.first_flag) + (static_cast<std::uint32_t>(label) & slot.filter_mask)] = 1;
+        const std::int32_t label = keys_[slot.first_key + key];
+        filter_[slot.first_flag + (static_cast<std::uint32_t>(label) & slot.filter_mask)] = 1;
         table.insert(static_cast<std::uint32_t>(label), key);
     }
 }

@@ -20,6 +20,7 @@ namespace fst_core {
 // Model::kMaxCost: so every score of every lattice is finite. A log-probability or transition at or below
 // -kLargestWeight is a mask, as -inf is.
 constexpr double kLargestWeight = 1e30;
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // A sausage, [slots, k] row-major; token -1 pads, and a masked column is left out. transitions: [slots - 1, k, k], from
 // a column of a slot to one of the next slot, or null; a masked one is never taken.
@@ -66,11 +67,12 @@ class Lattice {
     void assign(const LatticeView& view, const Model* model, const char* name);
     void assign(const ArcsView& view, const Model* model);
 
-    // Adds slots without any column after the last; `model` as for `assign`.
-    void extend(std::int64_t slots, const Model* model);
+    // Adds slots without any column after the last.
+    void extend(std::int64_t slots);
 
+    const Model* model() const { return model_; }
     std::int32_t slots() const { return static_cast<std::int32_t>(slots_.size()); }
-    const Slot& slot(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+    const Slot& slot(std::int32_t slot) const { return slots_[slot]; }
     bool is_sausage() const { return is_sausage_; }
     std::int32_t max_columns() const { return max_columns_; }
     std::size_t num_columns() const { return tokens_.size(); }
@@ -81,23 +83,23 @@ class Lattice {
     bool has_more_prefixes(std::uint64_t most) const;
 
     // Of column `first + c` of a slot.
-    std::int32_t token(std::int32_t column) const { return tokens_[static_cast<std::size_t>(column)]; }
-    double log_prob(std::int32_t column) const { return log_probs_[static_cast<std::size_t>(column)]; }
+    std::int32_t token(std::int32_t column) const { return tokens_[column]; }
+    double log_prob(std::int32_t column) const { return log_probs_[column]; }
     const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
     // Of a column, the index that it had in its slot when the lattice was assigned.
-    std::int32_t given_column(std::int32_t column) const { return given_[static_cast<std::size_t>(column)]; }
+    std::int32_t given_column(std::int32_t column) const { return given_[column]; }
     // The slots that a slot's columns lead to.
     const std::int32_t* targets(std::int32_t slot) const { return targets_.data() + this->slot(slot).first; }
-    std::int32_t label(std::int32_t column) const { return labels_[static_cast<std::size_t>(column)]; }
+    std::int32_t label(std::int32_t column) const { return labels_[column]; }
 
     bool has_transitions() const { return transitions_ != nullptr; }
     // What each column of a slot but the first gains after column `previous` of the slot before: -inf where masked.
     void transitions(std::int32_t slot, std::int32_t previous, double* gains) const {
         const std::int32_t first = this->slot(slot).first;
-        const std::int32_t before = given_[static_cast<std::size_t>(this->slot(slot - 1).first + previous)];
+        const std::int32_t before = given_[this->slot(slot - 1).first + previous];
         const float* const row = transitions_ + (std::int64_t{slot - 1} * k_ + before) * k_;
         for (std::int32_t c = 0; c < this->slot(slot).size; ++c)
-            gains[c] = unmasked(row[given_[static_cast<std::size_t>(first + c)]]);
+            gains[c] = unmasked(row[given_[first + c]]);
     }
 
     // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.
@@ -112,20 +114,20 @@ class Lattice {
     const std::uint8_t* filter(const Slot& slot) const { return filter_.data() + slot.first_flag; }
     // The key with this label, or -1.
     std::int32_t find(const Slot& slot, std::int32_t label) const {
-        return tables_[static_cast<std::size_t>(&slot - slots_.data())].find(static_cast<std::uint32_t>(label));
+        return tables_[&slot - slots_.data()].find(static_cast<std::uint32_t>(label));
     }
 
   private:
     static double unmasked(float transition) {
-        return transition <= static_cast<float>(-kLargestWeight) ? -std::numeric_limits<double>::infinity()
-                                                                 : transition;
+        return transition <= static_cast<float>(-kLargestWeight) ? kMinusInfinity : transition;
     }
-    void clear();
-    void add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target, const Model* model);
-    void end_slot(Slot& slot, const Model* model);
+    void clear(const Model* model);
+    void add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target);
+    void end_slot(Slot& slot);
     void index_labels(Slot& slot);
     void check_transitions(const char* name) const;
 
+    const Model* model_ = nullptr;
     std::vector<Slot> slots_;
     std::vector<std::int32_t> tokens_, labels_, given_, targets_;  // [columns of all slots]
     std::vector<double> log_probs_;

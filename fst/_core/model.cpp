@@ -12,27 +12,35 @@ namespace {
 
 std::string text(std::int64_t value) { return std::to_string(value); }
 
-[[noreturn]] void corrupt(const std::string& what) {
-    throw std::invalid_argument("corrupt language model: " + what + "; write the file again from its source");
-}
-
 std::uint32_t checked_id(std::int64_t state, std::uint32_t num_states, const char* name) {
     if (state < 0 || state >= std::int64_t{num_states})
-        corrupt(std::string("expected ") + name + " below " + text(num_states) + ", got " + text(state));
+        refuse_corrupt(std::string("expected ") + name + " below " + text(num_states) + ", got " + text(state));
     return static_cast<std::uint32_t>(state);
 }
 
 }  // namespace
 
+void refuse_corrupt(const std::string& what) {
+    throw std::invalid_argument("corrupt language model: " + what + "; write the file again from its source");
+}
+
+void refuse_order(std::uint32_t state) {
+    refuse_corrupt("expected the arcs of state " + text(state) + " in rising order of label");
+}
+
+void refuse_failures(std::uint32_t state) {
+    refuse_corrupt("more than 255 failure arcs in a row from state " + text(state));
+}
+
 Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
              std::int64_t unigram_state, std::int64_t unk_label, double unk_log_prob)
     : states_(states.data()), arcs_(arcs.data()), num_arcs_(arcs.size() / sizeof(ArcRecord)) {
     if (states.size() % sizeof(StateRecord) != 0 || arcs.size() % sizeof(ArcRecord) != 0)
-        corrupt("expected states of 20 bytes and arcs of 16, got " + text(static_cast<std::int64_t>(states.size())) +
-                " and " + text(static_cast<std::int64_t>(arcs.size())) + " bytes");
+        refuse_corrupt("expected states of 20 bytes and arcs of 16, got " + std::to_string(states.size()) + " and " +
+                       std::to_string(arcs.size()) + " bytes");
     const std::size_t count = states.size() / sizeof(StateRecord);
     if (count == 0 || count > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-        corrupt("expected between 1 and 2^31 - 1 states, got " + std::to_string(count));
+        refuse_corrupt("expected between 1 and 2^31 - 1 states, got " + std::to_string(count));
     num_states_ = static_cast<std::uint32_t>(count);
     start_ = checked_id(start, num_states_, "a start state");
     unigram_state_ = checked_id(unigram_state, num_states_, "a unigram state");
@@ -42,13 +50,14 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     const float end = state(unigram_state_).final_cost;
     has_end_ = end != 0 && end != std::numeric_limits<float>::infinity();
     const Row unigrams = row(unigram_state_);
-    if (unigrams.backs_off) corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));
+    if (unigrams.backs_off)
+        refuse_corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));
     unigram_arcs_.reserve(unigrams.num_arcs);
     std::int32_t previous = 0;
     for (std::uint32_t i = 0; i < unigrams.num_arcs; ++i) {
         const ArcRecord arc = unigrams.arc(i);
         if (arc.label <= previous)
-            corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) +
+            refuse_corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) +
                     " after " + text(previous));
         cost(arc.cost);
         checked_state(arc.next_state);
@@ -56,41 +65,38 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
         unigram_arcs_.push_back(arc);
     }
     if (static_cast<std::uint64_t>(previous) <= 8 * std::uint64_t{unigrams.num_arcs} + 1024) {
-        unigram_by_label_.assign(static_cast<std::size_t>(previous) + 1, -1);
+        unigram_by_label_.assign(std::size_t{1} + previous, -1);
         for (std::size_t i = 0; i < unigram_arcs_.size(); ++i)
-            unigram_by_label_[static_cast<std::size_t>(unigram_arcs_[i].label)] = static_cast<std::int32_t>(i);
+            unigram_by_label_[unigram_arcs_[i].label] = static_cast<std::int32_t>(i);
     }
     label_indexes_.emplace(static_cast<std::uint32_t>(previous) + 1, unigram_arcs_.size());
     if (unk_label != 0 && (unk_label < 0 || unk_label > std::numeric_limits<std::int32_t>::max() ||
                            unigram_index(static_cast<std::int32_t>(unk_label)) < 0))
-        corrupt("expected 0 or a label of the unigram state as unk_label, got " + text(unk_label));
+        refuse_corrupt("expected 0 or a label of the unigram state as unk_label, got " + text(unk_label));
     unk_label_ = static_cast<std::int32_t>(unk_label);
 }
 
 void Model::refuse_arcs(std::uint32_t state, const StateRecord& record) const {
-    corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
+    refuse_corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
             text(std::int64_t{record.first_arc} + record.num_arcs) + " of " +
             text(static_cast<std::int64_t>(num_arcs_)));
 }
 
 void Model::refuse_state(std::int32_t next_state) const {
-    corrupt("expected a next state below " + text(num_states_) + ", got " + text(next_state));
+    refuse_corrupt("expected a next state below " + text(num_states_) + ", got " + text(next_state));
 }
 
 void Model::refuse_missing_failure(std::uint32_t state) {
-    corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) +
+    refuse_corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) +
             ", which is not the unigram state");
 }
 
-void Model::refuse_nan() { corrupt("expected a number as an arc's weight, got NaN"); }
+void Model::refuse_nan() { refuse_corrupt("expected a number as an arc's weight, got NaN"); }
 
 std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
     if (!unigram_by_label_.empty())
-        return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size()
-                   ? unigram_by_label_[static_cast<std::size_t>(label)]
-                   : -1;
-    const auto found = std::lower_bound(unigram_arcs_.begin(), unigram_arcs_.end(), label,
-                                        [](const ArcRecord& arc, std::int32_t key) { return arc.label < key; });
+        return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size() ? unigram_by_label_[label] : -1;
+    const auto found = std::ranges::lower_bound(unigram_arcs_, label, {}, &ArcRecord::label);
     return found != unigram_arcs_.end() && found->label == label ? found - unigram_arcs_.begin() : -1;
 }
 
@@ -104,7 +110,7 @@ Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
     double total = 0;
     std::int32_t failures = 0;
     for (; state != unigram_state_; ++failures) {
-        if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
+        if (failures == kMaxFailures) refuse_failures(state);
         const Row row = this->row(state);
         std::size_t low = 0, high = label == kNoLabel ? 0 : row.num_arcs;
         while (low < high) {
@@ -139,7 +145,7 @@ double Model::log_prob(std::int64_t token, std::span<const std::int64_t> context
 double Model::final_cost(std::uint32_t state) const {
     double total = 0;
     for (int failures = 0;; ++failures) {
-        if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
+        if (failures == kMaxFailures) refuse_failures(state);
         const StateRecord record = this->state(state);
         if (has_end_ && record.final_cost != std::numeric_limits<float>::infinity())
             return total + cost(record.final_cost);

@@ -14,8 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "label_index.hpp"
@@ -34,6 +35,11 @@ struct ArcRecord {  // as on disk
     std::int32_t next_state;
 };
 static_assert(sizeof(ArcRecord) == 16);
+
+// Throw std::invalid_argument for a file that holds no model.
+[[noreturn]] void refuse_corrupt(const std::string& what);
+[[noreturn]] void refuse_order(std::uint32_t state);     // of a state's arcs
+[[noreturn]] void refuse_failures(std::uint32_t state);  // too many in a row from a state
 
 // The arcs of one state: the failure arc apart, the others as they lie in the file.
 struct Row {

@@ -38,9 +38,6 @@ namespace py = pybind11;
 namespace fst_core {
 namespace {
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
-
 // A Model and the Python buffers that it borrows.
 class BorrowingModel : public Model {
   public:
@@ -57,9 +54,9 @@ class BorrowingModel : public Model {
 
     static std::span<const std::byte> bytes(const py::buffer_info& info, const char* name) {
         py::ssize_t stride = info.itemsize;
-        for (py::ssize_t axis = info.ndim; axis-- > 0; stride *= info.shape[static_cast<std::size_t>(axis)])
-            if (info.shape[static_cast<std::size_t>(axis)] != 1 &&
-                info.strides[static_cast<std::size_t>(axis)] != stride)
+        for (py::ssize_t axis = info.ndim; axis-- > 0; stride *= info.shape[axis])
+            if (info.shape[axis] != 1 &&
+                info.strides[axis] != stride)
                 throw std::invalid_argument(std::string("expected ") + name + " as a contiguous buffer");
         return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
     }
@@ -126,6 +123,9 @@ struct Batch {
         if (alpha == 0) model = nullptr;
     }
     static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
+    void require_single() const {
+        if (!single) throw std::invalid_argument("expected one lattice [slots, k], got " + shape(tokens));
+    }
 
     LatticeView lattice(std::int64_t i) const {
         const float* const gains = transitions ? transitions->data() + i * (slots - 1) * k * k : nullptr;
@@ -179,6 +179,7 @@ class Borrowed {
     Borrowed(const Borrowed&) = delete;
     Borrowed& operator=(const Borrowed&) = delete;
     Workspace& operator*() { return *workspace_; }
+    Workspace* operator->() { return workspace_.get(); }
 
   private:
     static inline std::mutex mutex_;
@@ -196,14 +197,14 @@ void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
         return;
     }
     std::atomic<std::int64_t> next{0};
-    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+    std::vector<std::exception_ptr> failures(size);
     const auto drain = [&] {
         Borrowed workspace;
         for (std::int64_t i; (i = next.fetch_add(1)) < size;) {
             try {
                 work(i, *workspace);
             } catch (...) {
-                failures[static_cast<std::size_t>(i)] = std::current_exception();
+                failures[i] = std::current_exception();
             }
         }
     };
@@ -216,51 +217,57 @@ void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
         if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-// Results of unequal length as one array [n, longest] or [n, longest / width, width], padded; of a single lattice,
-// without the n.
-template <typename T>
-Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, std::optional<std::int64_t> width,
-                 T pad) {
+// search(i, workspace) of every lattice of a batch, which the workspace then holds.
+template <typename Search>
+auto results_of(const Batch& batch, std::int64_t threads, const Search& search) {
+    std::vector<std::decay_t<std::invoke_result_t<Search, std::int64_t, Workspace&>>> results(batch.size);
+    const latticebpd::GilRelease gil_release;
+    for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
+        workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
+        results[i] = search(i, workspace);
+    });
+    return results;
+}
+
+// Rows of unequal length, a member of each result, as one array [n, longest] or [n, longest / width, width], padded; of
+// a single lattice, without the n.
+template <typename T, typename Result>
+Array<T> stacked(const Batch& batch, const std::vector<Result>& results, const std::vector<T> Result::*rows, T pad,
+                 std::optional<std::int64_t> width = std::nullopt) {
     std::size_t longest = 0;
-    for (const auto& row : rows) longest = std::max(longest, row.size());
+    for (const Result& result : results) longest = std::max(longest, (result.*rows).size());
     std::vector<py::ssize_t> shape;
     if (!batch.single) shape.push_back(batch.size);
     shape.push_back(static_cast<py::ssize_t>(longest) / width.value_or(1));
     if (width) shape.push_back(*width);
     Array<T> out(shape);
     T* at = out.mutable_data();
-    for (const auto& row : rows) at = std::fill_n(std::copy(row.begin(), row.end(), at), longest - row.size(), pad);
+    for (const Result& result : results) {
+        const std::vector<T>& row = result.*rows;
+        at = std::fill_n(std::copy(row.begin(), row.end(), at), longest - row.size(), pad);
+    }
     return out;
 }
 
-Array<std::int32_t> counts(const std::vector<std::vector<double>>& rows) {
-    Array<std::int32_t> out(static_cast<py::ssize_t>(rows.size()));
-    std::transform(rows.begin(), rows.end(), out.mutable_data(),
-                   [](const auto& row) { return static_cast<std::int32_t>(row.size()); });
+// The lengths of such rows, [n].
+template <typename Result>
+Array<std::int32_t> counts(const std::vector<Result>& results, const std::vector<double> Result::*rows) {
+    Array<std::int32_t> out(static_cast<py::ssize_t>(results.size()));
+    std::transform(results.begin(), results.end(), out.mutable_data(),
+                   [&](const Result& result) { return static_cast<std::int32_t>((result.*rows).size()); });
     return out;
 }
-
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 py::tuple nbest(const Sausages& sausages, const BorrowingModel* model, std::int64_t p, double alpha,
                 const Contexts& contexts, std::int64_t threads) {
+    using Result = NbestSearch::Result;
     const Batch batch(sausages, model, alpha, contexts);
     if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
-    const auto size = static_cast<std::size_t>(batch.size);
-    std::vector<std::vector<std::int32_t>> paths(size);
-    std::vector<std::vector<double>> scores(size);
-    {
-        const latticebpd::GilRelease gil_release;
-        for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
-            workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
-            const auto& result =
-                workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
-            paths[static_cast<std::size_t>(i)] = result.tokens;
-            scores[static_cast<std::size_t>(i)] = result.scores;
-        });
-    }
-    return py::make_tuple(stacked(batch, paths, batch.slots, -1), stacked(batch, scores, std::nullopt, kMinusInfinity),
-                          counts(scores));
+    const auto results = results_of(batch, threads, [&](std::int64_t i, Workspace& workspace) {
+        return workspace.nbest.run(workspace.lattice, batch.start_state(i), p, batch.alpha);
+    });
+    return py::make_tuple(stacked(batch, results, &Result::tokens, -1, batch.slots),
+                          stacked(batch, results, &Result::scores, kMinusInfinity), counts(results, &Result::scores));
 }
 
 // Runs search(i, workspace) -> tree of every lattice; the trees as arrays.
@@ -268,28 +275,16 @@ template <typename Search>
 py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads, const Search& search) {
     if (num_nodes < 1)
         throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
-    const auto size = static_cast<std::size_t>(batch.size);
-    std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
-    std::vector<std::vector<double>> path_log_probs(size);
-    {
-        const latticebpd::GilRelease gil_release;
-        for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
-            workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
-            const auto& result = search(i, workspace);
-            nodes[static_cast<std::size_t>(i)] = result.tokens;
-            parents[static_cast<std::size_t>(i)] = result.parents;
-            path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
-        });
-    }
-    return py::make_tuple(stacked(batch, nodes, std::nullopt, -1), stacked(batch, parents, std::nullopt, -1),
-                          stacked(batch, path_log_probs, std::nullopt, kMinusInfinity), counts(path_log_probs));
+    const auto results = results_of(batch, threads, search);
+    return py::make_tuple(stacked(batch, results, &Tree::tokens, -1), stacked(batch, results, &Tree::parents, -1),
+                          stacked(batch, results, &Tree::log_probs, kMinusInfinity), counts(results, &Tree::log_probs));
 }
 
 py::tuple tree(const Sausages& sausages, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
                const Contexts& contexts, std::int64_t threads) {
     const Batch batch(sausages, model, alpha, contexts);
-    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
-        return workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
+    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) {
+        return workspace.tree.run(workspace.lattice, batch.start_state(i), num_nodes, batch.alpha);
     });
 }
 
@@ -309,12 +304,11 @@ py::tuple calibrated_tree(const Sausages& sausages, const BorrowingModel* model,
         throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " +
                                     std::to_string(texts.size()));
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
-    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
-        const SharedIndex& text = *texts[static_cast<std::size_t>(i)];
+    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) {
+        const SharedIndex& text = *texts[i];
         const std::shared_lock lock(text.mutex);
-        workspace.lattice.extend(further, batch.model);
-        return workspace.calibrated.run(workspace.lattice, batch.model, batch.start_state(i), text.index, all,
-                                        num_nodes);
+        workspace.lattice.extend(further);
+        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes);
     });
 }
 
@@ -322,41 +316,33 @@ py::tuple describe(const Sausages& sausages, const BorrowingModel* model, const 
                    const Array<std::int64_t>& path, std::int64_t further, const Contexts& context) {
     check_further(further);
     const Batch batch(sausages, model, 1, context);
-    if (!batch.single)
-        throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+    batch.require_single();
     Borrowed workspace;
     CalibratedSearch::Description description;
     {
         const std::shared_lock lock(text.mutex);
-        (*workspace).lattice.assign(batch.lattice(0), batch.model, "");
-        (*workspace).lattice.extend(further, batch.model);
-        (*workspace)
-            .calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index,
-                                 tokens_of(path, "path"), description);
+        workspace->lattice.assign(batch.lattice(0), batch.model, "");
+        workspace->lattice.extend(further);
+        description = workspace->calibrated.describe(workspace->lattice, batch.start_state(0), text.index,
+                                                     tokens_of(path, "path"));
     }
-    const auto arcs = static_cast<py::ssize_t>(description.tokens.size());
-    Array<float> features({arcs, static_cast<py::ssize_t>(CalibratedSearch::kFeatures)});
+    Array<float> features({description.tokens.size(), std::size_t{CalibratedSearch::kFeatures}});
     std::copy(description.features.begin(), description.features.end(), features.mutable_data());
-    Array<std::int32_t> arc_tokens(arcs), sizes(static_cast<py::ssize_t>(description.sizes.size()));
-    std::copy(description.tokens.begin(), description.tokens.end(), arc_tokens.mutable_data());
-    std::copy(description.sizes.begin(), description.sizes.end(), sizes.mutable_data());
-    return py::make_tuple(features, arc_tokens, sizes);
+    return py::make_tuple(features, array_of(description.tokens), array_of(description.sizes));
 }
 
 Array<double> posteriors(const Sausages& sausages, const BorrowingModel* model, double alpha, const Contexts& context) {
     const Batch batch(sausages, model, alpha, context);
-    if (!batch.single)
-        throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+    batch.require_single();
     Borrowed workspace;
-    Lattice& lattice = (*workspace).lattice;
+    Lattice& lattice = workspace->lattice;
     lattice.assign(batch.lattice(0), batch.model, "");
-    const std::vector<double>& of_columns =
-        (*workspace).posteriors.run(lattice, batch.model, batch.start_state(0), batch.alpha);
+    const std::vector<double>& of_columns = workspace->posteriors.run(lattice, batch.start_state(0), batch.alpha);
     Array<double> out({batch.slots, batch.k});
     std::fill_n(out.mutable_data(), out.size(), kMinusInfinity);
     for (std::int32_t slot = 0; slot < lattice.slots(); ++slot)
         for (std::int32_t c = lattice.slot(slot).first; c < lattice.slot(slot).first + lattice.slot(slot).size; ++c)
-            out.mutable_data()[slot * batch.k + lattice.given_column(c)] = of_columns[static_cast<std::size_t>(c)];
+            out.mutable_data()[slot * batch.k + lattice.given_column(c)] = of_columns[c];
     return out;
 }
 
@@ -366,11 +352,6 @@ using ArcArrays = std::tuple<Array<std::int64_t>, Array<std::int32_t>, Array<dou
 ArcsView view_of(const ArcArrays& arcs) {
     const auto span = [](const auto& array) { return std::span(array.data(), static_cast<std::size_t>(array.size())); };
     return {span(std::get<0>(arcs)), span(std::get<1>(arcs)), span(std::get<2>(arcs)), span(std::get<3>(arcs))};
-}
-
-template <typename T>
-Array<T> array_of(const std::vector<T>& values) {
-    return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
 py::tuple resolve(const BorrowingModel& model, const Array<std::int64_t>& tokens, std::uint32_t state) {
@@ -395,18 +376,23 @@ py::tuple resolve(const BorrowingModel& model, const Array<std::int64_t>& tokens
     return py::make_tuple(array_of(costs), array_of(targets), array_of(finals));
 }
 
-py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha,
-                        const Array<std::int64_t>& context) {
+// The state that a search of any lattice starts in. Without weight there is no model.
+std::uint32_t start_state(const BorrowingModel*& model, double alpha, const Array<std::int64_t>& context) {
     check_alpha(alpha);
     if (alpha == 0) model = nullptr;
-    const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
+    return model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
+}
+
+py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha,
+                        const Array<std::int64_t>& context) {
+    const std::uint32_t start = start_state(model, alpha, context);
     Borrowed workspace;
-    Lattice& lattice = (*workspace).lattice;
+    Lattice& lattice = workspace->lattice;
     const NbestSearch::Result* result;
     {
         const latticebpd::GilRelease gil_release;
         lattice.assign(view_of(arcs), model);
-        result = &(*workspace).nbest.run(lattice, model, start, p, alpha);
+        result = &workspace->nbest.run(lattice, start, p, alpha);
     }
     Array<std::int32_t> tokens({result->scores.size(), lattice.longest()});
     std::copy(result->tokens.begin(), result->tokens.end(), tokens.mutable_data());
@@ -415,16 +401,14 @@ py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std:
 
 Array<double> lattice_posteriors(const ArcArrays& arcs, const BorrowingModel* model, double alpha,
                                  const Array<std::int64_t>& context) {
-    check_alpha(alpha);
-    if (alpha == 0) model = nullptr;
-    const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
+    const std::uint32_t start = start_state(model, alpha, context);
     Borrowed workspace;
-    Lattice& lattice = (*workspace).lattice;
+    Lattice& lattice = workspace->lattice;
     Array<double> out(std::get<1>(arcs).size());
     double* const to = out.mutable_data();
     const latticebpd::GilRelease gil_release;
     lattice.assign(view_of(arcs), model);
-    const std::vector<double>& of_columns = (*workspace).posteriors.run(lattice, model, start, alpha);
+    const std::vector<double>& of_columns = workspace->posteriors.run(lattice, start, alpha);
     for (std::size_t c = 0; c < of_columns.size(); ++c)
         to[lattice.given_column(static_cast<std::int32_t>(c))] = of_columns[c];
     return out;

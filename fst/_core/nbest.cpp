@@ -46,17 +46,16 @@ double highest(const std::vector<double>& row) {
 // Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every path state gets the
 // exact score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn:
 // each of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
-const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
-                                            std::int64_t p, double alpha) {
+const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p,
+                                            double alpha) {
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
         throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) +
                                     "; lower it");
     alpha_ = alpha;
     has_transitions_ = lattice.has_transitions();
-    graph_.assign(lattice, model, lattice.is_sausage() ? kBuckets : kFewBuckets);
-    const auto columns = static_cast<std::size_t>(lattice.max_columns());
-    if (steps_.size() < columns) steps_.resize(columns);
-    if (weights_.size() < columns) weights_.resize(columns);
+    graph_.assign(lattice, lattice.is_sausage() ? kBuckets : kFewBuckets);
+    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
+    weights_.resize(steps_.size());
     const std::int32_t root = graph_.open_all(start_state);
     values_.resize(graph_.num_path_states());
     for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
@@ -71,12 +70,10 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
     unevaluated_ = nodes.size();
     stride_ = (static_cast<std::size_t>(std::max(graph_.lattice().slot(slot).size, 1)) + kLanes - 1) / kLanes * kLanes;
     if (has_transitions_ && slot > 0)
-        has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
+        has_gains_.assign(graph_.lattice().slot(slot - 1).size, 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
-    if (unevaluated_ != 0)
-        throw std::invalid_argument(
-            "corrupt language model: failure arcs in a cycle; write the file again from its source");
+    if (unevaluated_ != 0) refuse_corrupt("failure arcs in a cycle");
 }
 
 // value(node) = the highest of its row, row[column] = log_prob - alpha * cost + value(next): the row of the backoff
@@ -84,15 +81,13 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
 // this is quicker than to look at those only that may matter. Transitions are added last, so that the row serves all
 // path states of the node.
 void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
-    if (depth > Model::kMaxFailures)
-        throw std::invalid_argument(
-            "corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
+    if (depth > Model::kMaxFailures) refuse_corrupt("more than 255 failure arcs in a row");
     if (depth == rows_.size()) rows_.emplace_back();
     Graph::Node& node = graph_.node(index);
     std::vector<double>& row = rows_[depth];
     row.resize(stride_);
     if (depth == 0) {
-        std::fill(row.begin(), row.end(), -std::numeric_limits<double>::infinity());
+        std::fill(row.begin(), row.end(), kMinusInfinity);
     } else {
         const double* const backed_off = rows_[depth - 1].data();
         const double cost = alpha_ * node.backoff_cost;
@@ -101,12 +96,11 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     }
     const double* const log_probs = graph_.lattice().log_probs(node.slot);
     for (const Graph::Hit& hit : graph_.hits(node))
-        row[static_cast<std::size_t>(hit.column)] =
-            log_probs[hit.column] - alpha_ * hit.cost +
-            (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
-    if (!has_transitions_) values_[static_cast<std::size_t>(index)] = highest(row);
+        row[hit.column] =
+            log_probs[hit.column] - alpha_ * hit.cost + (hit.next != Graph::kNone ? values_[hit.next] : 0.0);
+    if (!has_transitions_) values_[index] = highest(row);
     for (std::int32_t at = node.first_path_state; at != Graph::kNone; at = graph_.path_state(at).next)
-        values_[static_cast<std::size_t>(at)] = completion_value(at, row);
+        values_[at] = completion_value(at, row);
     --unevaluated_;
     for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer)
         evaluate(longer, depth + 1);
@@ -115,10 +109,10 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
 double NbestSearch::completion_value(std::int32_t path_state, const std::vector<double>& row) {
     const std::int32_t column = graph_.path_state(path_state).column;
     if (column == Graph::kNone) return highest(row);
-    const std::size_t first = static_cast<std::size_t>(column) * stride_;
+    const std::size_t first = column * stride_;
     if (gains_.size() < first + stride_) gains_.resize(first + stride_);
     double* const gains = gains_.data() + first;
-    if (std::uint8_t& known = has_gains_[static_cast<std::size_t>(column)]; !known) {
+    if (std::uint8_t& known = has_gains_[column]; !known) {
         std::fill_n(gains, stride_, 0.0);
         graph_.lattice().transitions(graph_.slot_of(graph_.node_of(path_state)), column, gains);
         known = 1;
@@ -131,7 +125,7 @@ double NbestSearch::completion_value(std::int32_t path_state, const std::vector<
 std::int32_t NbestSearch::best_column(std::int32_t index) {
     const std::int32_t node = graph_.node_of(index);
     const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
-    std::int32_t& first = first_choice_[static_cast<std::size_t>(index)];
+    std::int32_t& first = first_choice_[index];
     if (first == Graph::kNone) {
         if (choices_.size() > kMostChoices)
             throw std::invalid_argument(
@@ -140,11 +134,9 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
         graph_.resolve(node, steps_.data());
         graph_.weights(index, weights_.data());
         for (std::int32_t c = 0; c < size; ++c) {
-            const double step =
-                weights_[static_cast<std::size_t>(c)] + alpha_ * -steps_[static_cast<std::size_t>(c)].cost;
-            const std::int32_t next = graph_.hit(steps_[static_cast<std::size_t>(c)].hit).next;
-            choices_.push_back(
-                {step + (next != Graph::kNone ? values_[static_cast<std::size_t>(next)] : 0.0), step, next, kUnknown});
+            const double step = weights_[c] + alpha_ * -steps_[c].cost;
+            const std::int32_t next = graph_.hit(steps_[c].hit).next;
+            choices_.push_back({step + (next != Graph::kNone ? values_[next] : 0.0), step, next, kUnknown});
         }
     }
     return next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
@@ -161,7 +153,7 @@ std::int32_t NbestSearch::follower(const Candidate& candidate) {
 }
 
 std::int32_t NbestSearch::next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column) {
-    double best = -std::numeric_limits<double>::infinity();
+    double best = kMinusInfinity;
     std::int32_t next = Graph::kNone;
     for (std::int32_t c = 0; c < size; ++c) {
         const double other = choices[c].value;
@@ -183,9 +175,8 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
     if (a.bound != b.bound) return a.bound > b.bound;
     const auto columns = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
         out.assign(1, global_column(candidate));
-        for (std::int32_t at = candidate.prefix; at != Graph::kNone;
-             at = prefixes_[static_cast<std::size_t>(at)].parent)
-            out.push_back(prefixes_[static_cast<std::size_t>(at)].column);
+        for (std::int32_t at = candidate.prefix; at != Graph::kNone; at = prefixes_[at].parent)
+            out.push_back(prefixes_[at].column);
     };
     columns(a, left_);
     columns(b, right_);
@@ -200,14 +191,14 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
     complete_.clear();
     const auto later = [&](const Candidate& a, const Candidate& b) { return before(b, a); };
     if (const std::int32_t best = best_column(root); best != Graph::kNone)
-        heap_.push_back({values_[static_cast<std::size_t>(root)], Graph::kNone, root, best});
+        heap_.push_back({values_[root], Graph::kNone, root, best});
     while (!heap_.empty() && static_cast<std::int64_t>(complete_.size()) < p) {
         std::pop_heap(heap_.begin(), heap_.end(), later);
         Candidate at = heap_.back();
         heap_.pop_back();
         // Down to the end along the best columns, leaving at each slot the next best for later.
         while (true) {
-            const double score = at.prefix == Graph::kNone ? 0.0 : prefixes_[static_cast<std::size_t>(at.prefix)].score;
+            const double score = at.prefix == Graph::kNone ? 0.0 : prefixes_[at.prefix].score;
             if (Candidate sibling = at; (sibling.column = follower(at)) != Graph::kNone) {
                 sibling.bound = score + choice(sibling).value;
                 heap_.push_back(sibling);
@@ -239,24 +230,23 @@ void NbestSearch::collect() {
     for (std::size_t i = 0; i < complete_.size(); ++i) {
         std::int32_t* const path = unsorted_.data() + i * slots;
         std::size_t t = slots;
-        for (std::int32_t at = complete_[i]; at != Graph::kNone; at = prefixes_[static_cast<std::size_t>(at)].parent)
-            if (const std::int32_t token = lattice.token(prefixes_[static_cast<std::size_t>(at)].column);
-                token != Lattice::kEpsilon)
+        for (std::int32_t at = complete_[i]; at != Graph::kNone; at = prefixes_[at].parent)
+            if (const std::int32_t token = lattice.token(prefixes_[at].column); token != Lattice::kEpsilon)
                 path[--t] = token;
         if (t > 0) std::fill(std::copy(path + t, path + slots, path), path + slots, Lattice::kEpsilon);
         order_[i] = i;
     }
-    const auto score = [&](std::size_t i) { return prefixes_[static_cast<std::size_t>(complete_[i])].score; };
+    const auto score = [&](std::size_t i) { return prefixes_[complete_[i]].score; };
     std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
         if (score(a) != score(b)) return score(a) > score(b);
-        const auto path = [&](std::size_t i) { return unsorted_.begin() + static_cast<std::ptrdiff_t>(i * slots); };
+        const auto path = [&](std::size_t i) { return unsorted_.begin() + i * slots; };
         return std::lexicographical_compare(path(a), path(a + 1), path(b), path(b + 1));
     });
     result_.tokens.clear();
     result_.scores.clear();
     for (const std::size_t i : order_) {
-        const auto path = unsorted_.begin() + static_cast<std::ptrdiff_t>(i * slots);
-        result_.tokens.insert(result_.tokens.end(), path, path + static_cast<std::ptrdiff_t>(slots));
+        const auto path = unsorted_.begin() + i * slots;
+        result_.tokens.insert(result_.tokens.end(), path, path + slots);
         result_.scores.push_back(score(i));
     }
 }

@@ -17,10 +17,9 @@ class NbestSearch {
         std::vector<std::int32_t> tokens;
         std::vector<double> scores;
     };
-    // The lattice must have been assigned with the same model, its slots without two columns of one token or epsilons
-    // that lead on. p >= 1; alpha from 0 to kLargestWeight; null model: unrescored.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p,
-                      double alpha);
+    // Of slots without two columns of one token or epsilons that lead on. p >= 1; alpha from 0 to kLargestWeight; a
+    // lattice without a model is not rescored.
+    const Result& run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p, double alpha);
 
   private:
     static constexpr std::int32_t kUnknown = -2;
@@ -49,8 +48,7 @@ class NbestSearch {
     std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
     // A candidate comes from best_column() or follower(), so its path state has choices and its column is one of them.
     Choice& choice(const Candidate& candidate) {
-        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.path_state)] +
-                                                 candidate.column)];
+        return choices_[first_choice_[candidate.path_state] + candidate.column];
     }
     std::int32_t global_column(const Candidate& candidate);
     bool before(const Candidate& a, const Candidate& b);

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace fst_core {
 
 namespace {
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 constexpr std::size_t kBuckets = 16;
 
 void add_log(double& sum, double term) {
@@ -26,28 +24,26 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
         bool resolved = false;
         for (std::int32_t at = tied ? graph_.node(node).first_path_state : node; at != Graph::kNone;
              at = tied ? graph_.path_state(at).next : Graph::kNone) {
-            if (forward_[static_cast<std::size_t>(at)] == kMinusInfinity) continue;  // only backed off to
+            if (forward_[at] == kMinusInfinity) continue;  // only backed off to
             if (!resolved) graph_.resolve(node, steps_.data());
             resolved = true;
             graph_.weights(at, weights_.data());
             for (std::int32_t c = 0; c < columns.size; ++c) {
-                const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
-                const double weight = weights_[static_cast<std::size_t>(c)] - alpha_ * step.cost;
+                const Graph::Step& step = steps_[c];
+                const double weight = weights_[c] - alpha_ * step.cost;
                 if (weight > kMinusInfinity)
-                    visit(static_cast<std::size_t>(at), static_cast<std::size_t>(columns.first + c), weight,
-                          graph_.hit(step.hit).next);
+                    visit(at, columns.first + c, weight, graph_.hit(step.hit).next);
             }
         }
     }
 }
 
-const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
-                                                double alpha) {
+const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, std::uint32_t start_state, double alpha) {
     alpha_ = alpha;
-    graph_.assign(lattice, model, kBuckets);
-    steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
+    graph_.assign(lattice, kBuckets);
+    steps_.resize(lattice.max_columns());
     weights_.resize(steps_.size());
-    const auto root = static_cast<std::size_t>(graph_.open_all(start_state));
+    const std::int32_t root = graph_.open_all(start_state);
     forward_.assign(graph_.num_path_states(), kMinusInfinity);
     backward_.assign(forward_.size(), kMinusInfinity);
     posteriors_.assign(lattice.num_columns(), kMinusInfinity);
@@ -55,12 +51,12 @@ const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, const Mo
     double total = kMinusInfinity;
     for (std::int32_t slot = 0; slot < lattice.slots(); ++slot)
         each_step(slot, [&](std::size_t from, std::size_t, double weight, std::int32_t next) {
-            add_log(next == Graph::kNone ? total : forward_[static_cast<std::size_t>(next)], forward_[from] + weight);
+            add_log(next == Graph::kNone ? total : forward_[next], forward_[from] + weight);
         });
     if (total == kMinusInfinity) return posteriors_;  // every path is masked
     for (std::int32_t slot = lattice.slots(); slot-- > 0;)
         each_step(slot, [&](std::size_t from, std::size_t column, double weight, std::int32_t next) {
-            const double rest = weight + (next == Graph::kNone ? 0.0 : backward_[static_cast<std::size_t>(next)]);
+            const double rest = weight + (next == Graph::kNone ? 0.0 : backward_[next]);
             add_log(backward_[from], rest);
             add_log(posteriors_[column], forward_[from] + rest - total);
         });

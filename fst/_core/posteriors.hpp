@@ -12,7 +12,7 @@ class PosteriorSearch {
   public:
     // [columns of all slots]: ln of the probability of all paths through each column; -inf where there is none. The
     // arguments are those of NbestSearch, and the lattice is any.
-    const std::vector<double>& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, double alpha);
+    const std::vector<double>& run(const Lattice& lattice, std::uint32_t start_state, double alpha);
 
   private:
     // Calls visit(path state, column among those of all slots, weight, next path state) for every step from a slot.

@@ -47,13 +47,9 @@ void AutomatonBuilder::close_suffixes() {
     // The n-gram of order lower + 1 with this context and label, added if need be, and its suffixes with it.
     auto ensure = [&](auto& self, std::size_t lower, std::uint32_t context, std::int32_t label) -> std::uint32_t {
         Records<Ngram>& ngrams = orders_[lower].ngrams;
-        if (lower == 0 || context < given[lower - 1]) {
-            const std::size_t begin = lower == 0 ? 0 : orders_[lower - 1].first[context];
-            const std::size_t end = lower == 0 ? given[0] : orders_[lower - 1].first[context + 1];
-            const Ngram* last = ngrams.begin() + end;
-            const Ngram* found = lower_bound(ngrams.begin() + begin, last, label);
-            if (found != last && found->label == label) return static_cast<std::uint32_t>(found - ngrams.begin());
-        }
+        if (lower == 0 || context < given[lower - 1])
+            if (const Ngram* found = find(lower, context, label); found != nullptr)
+                return static_cast<std::uint32_t>(found - ngrams.begin());
         if (lower == 0)
             throw std::invalid_argument("label " + std::to_string(label) +
                                         " occurs in longer n-grams but not among the unigrams");
@@ -85,10 +81,7 @@ void AutomatonBuilder::close_suffixes() {
             by_row[row] = row;
             if (lower > 0) ngrams[row].context = moved[ngrams[row].context];
         }
-        std::sort(by_row.begin(), by_row.end(), [&](std::uint32_t a, std::uint32_t b) {
-            return ngrams[a].context != ngrams[b].context ? ngrams[a].context < ngrams[b].context
-                                                          : ngrams[a].label < ngrams[b].label;
-        });
+        std::ranges::sort(by_row, [&](std::uint32_t a, std::uint32_t b) { return ngrams[a] < ngrams[b]; });
         moved.resize(ngrams.size());
         Records<Ngram> sorted;
         for (const std::uint32_t row : by_row) {

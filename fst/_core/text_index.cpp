@@ -19,10 +19,10 @@ std::int32_t TextIndex::add_child(std::int32_t node, std::int32_t token) {
     const auto [child, added] = children_.insert(key(node, token), static_cast<std::int32_t>(nodes_.size()));
     if (added) {
         nodes_.push_back({token, this->node(node).depth + 1, 0, 0, kRoot, kNone, this->node(node).first_child});
-        nodes_[static_cast<std::size_t>(node)].first_child = child;
+        nodes_[node].first_child = child;
     }
-    ++nodes_[static_cast<std::size_t>(node)].total;
-    ++nodes_[static_cast<std::size_t>(child)].count;
+    ++nodes_[node].total;
+    ++nodes_[child].count;
     return child;
 }
 
@@ -40,7 +40,7 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
             if (longer == kNone)
                 next = child;
             else
-                nodes_[static_cast<std::size_t>(longer)].shorter = child;
+                nodes_[longer].shorter = child;
             longer = child;
         }
         end_ = node(next).depth > kLongestHistory ? node(next).shorter : next;

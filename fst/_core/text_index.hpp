@@ -33,7 +33,7 @@ class TextIndex {
     void extend(std::span<const std::int64_t> tokens);
     std::int64_t size() const { return size_; }
 
-    const Node& node(std::int32_t index) const { return nodes_[static_cast<std::size_t>(index)]; }
+    const Node& node(std::int32_t index) const { return nodes_[index]; }
     // The n-gram followed by a token, or kNone.
     std::int32_t child(std::int32_t node, std::int32_t token) const { return children_.find(key(node, token)); }
     // The longest history at the end of the text; the longest that ends in `token` after `history`.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -26,13 +25,11 @@ void check_opened(std::size_t tokens) {
         throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
 }
 
-const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
-                                          std::int64_t num_nodes, double alpha) {
+const Tree& TreeSearch::run(const Lattice& lattice, std::uint32_t start_state, std::int64_t num_nodes, double alpha) {
     check_num_nodes(lattice, num_nodes);
     alpha_ = alpha;
-    graph_.assign(lattice, model, kTreeBuckets);
-    if (steps_.size() < static_cast<std::size_t>(lattice.max_columns()))
-        steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
+    graph_.assign(lattice, kTreeBuckets);
+    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
     first_of_.clear();
     conditionals_.clear();
     hits_.clear();
@@ -45,24 +42,23 @@ Followers TreeSearch::expand(State path_state) {
     const Lattice::Slot& columns = graph_.lattice().slot(graph_.node(node).slot);
     if (first_of_.size() <= static_cast<std::size_t>(path_state))
         first_of_.resize(std::max(graph_.num_path_states(), std::size_t{64}), -1);
-    if (const std::int32_t known = first_of_[static_cast<std::size_t>(path_state)]; known >= 0)
-        return {known, columns.size};
+    if (const std::int32_t known = first_of_[path_state]; known >= 0) return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
     check_opened(conditionals_.size());
     const auto first = static_cast<std::int32_t>(conditionals_.size());
-    first_of_[static_cast<std::size_t>(path_state)] = first;
-    conditionals_.resize(conditionals_.size() + static_cast<std::size_t>(columns.size));
+    first_of_[path_state] = first;
+    conditionals_.resize(conditionals_.size() + columns.size);
     double* const conditionals = conditionals_.data() + first;
     graph_.weights(path_state, conditionals);
-    double best = -std::numeric_limits<double>::infinity();
+    double best = kMinusInfinity;
     for (std::int32_t c = 0; c < columns.size; ++c) {
-        const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
+        const Graph::Step& step = steps_[c];
         conditionals[c] += alpha_ * -step.cost;
         hits_.push_back(step.hit);
         best = std::max(best, conditionals[c]);
     }
-    if (best == -std::numeric_limits<double>::infinity()) return {first, columns.size};  // every transition is masked
+    if (best == kMinusInfinity) return {first, columns.size};  // every transition is masked
     double total = 0;
     for (std::int32_t c = 0; c < columns.size; ++c) total += std::exp(conditionals[c] - best);
     const double normaliser = best + std::log(total);
@@ -71,14 +67,14 @@ Followers TreeSearch::expand(State path_state) {
 }
 
 std::int32_t TreeSearch::token(State path_state, std::int32_t follower) const {
-    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(path_state)];
+    const std::int32_t column = follower - first_of_[path_state];
     return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(graph_.node_of(path_state))).first + column);
 }
 
 bool TreeSearch::next(State path_state, std::int32_t follower, State& out) {
     const std::int32_t slot = graph_.slot_of(graph_.node_of(path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
-    out = graph_.next_path_state(hits_[static_cast<std::size_t>(follower)], slot);
+    out = graph_.next_path_state(hits_[follower], slot);
     return true;
 }
 

@@ -15,11 +15,8 @@ class TreeSearch {
   public:
     using State = std::int32_t;  // a path state of the graph
 
-    using Result = BestFirst<TreeSearch>::Result;
-    // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null
-    // model: unrescored.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
-                      double alpha);
+    // num_nodes >= 1; alpha from 0 to kLargestWeight; a lattice without a model is not rescored.
+    const Tree& run(const Lattice& lattice, std::uint32_t start_state, std::int64_t num_nodes, double alpha);
 
     Followers expand(State path_state);
     std::int32_t token(State path_state, std::int32_t follower) const;

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.console import quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, OUTPUT, VALIDATION, base_type, require_texts, with_options
 from lm_training.training.training_options import BlockDrafterTraining
@@ -106,9 +107,8 @@ def block_drafter(
             if listed is None:
                 wanted = "a blockwise model whose heads have a shortlist"
                 raise ValueError(f"{shortlist}: expected {wanted}, found none; give a number")
-        if listed is not None and not len(listed):
-            got = f"{shortlist} and {learnt.texts.num_labels}"
-            raise ValueError(f"expected --shortlist >= 1 and written tokens to choose from, got {got}")
+        wanted = "--shortlist >= 1 and written tokens to choose from"
+        expect(listed is None or len(listed), wanted, f"{shortlist} and {learnt.texts.num_labels}")
         chosen = tuple(layer - 1 for layer in positive_numbers("--layers", layers)) if layers else ()
         config = config_for(
             target,
@@ -124,9 +124,8 @@ def block_drafter(
         )
         sizes = config.layers
         sizes.num_key_value_heads = num_kv_heads or sizes.num_key_value_heads
-        if sizes.num_attention_heads % sizes.num_key_value_heads:
-            wanted = f"--num-kv-heads that divide {sizes.num_attention_heads} (attention heads)"
-            raise ValueError(f"expected {wanted}, got {num_kv_heads}")
+        wanted = f"--num-kv-heads that divide {sizes.num_attention_heads} (attention heads)"
+        expect(not sizes.num_attention_heads % sizes.num_key_value_heads, wanted, num_kv_heads)
         sizes.intermediate_size = intermediate_size or sizes.intermediate_size
         new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with training_run(output, options, device) as process:

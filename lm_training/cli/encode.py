@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ def encode(
     from lm_training.data.encoding import Encoding, encode_files, write_encoded
     from lm_training.data.records import BadRecords
 
-    if system_prompt is not None and not chat:
-        raise ValueError("expected --chat with --system-prompt, got none; a system prompt begins a chat")
+    expect(system_prompt is None or chat, "--chat with --system-prompt", "none", "a system prompt begins a chat")
     messages = chat and task is None and prompt_template is None
     asked = _template(task, prompt_template, answer_field, prompts_only and not messages)
     if (chat or asked is not None) and output.suffix == ".npy":
@@ -97,14 +97,11 @@ def _template(task: str | None, prompt: str | None, answer: str | None, prompts_
     """The template of the options; None for documents."""
     from lm_training.data.templates import TASKS, Template
 
-    if task is not None and task not in TASKS:
-        raise ValueError(f"expected --task {', '.join(TASKS)}, got {task!r}")
-    if task is not None and prompt is not None:
-        raise ValueError("expected either --task or --prompt-template, got both")
+    expect(task is None or task in TASKS, f"--task {', '.join(TASKS)}", repr(task))
+    expect(task is None or prompt is None, "either --task or --prompt-template", "both")
     if task is None and prompt is None:
-        if answer is not None or prompts_only:
-            options = "--answer-field and --prompts-only"
-            raise ValueError(f"expected --task or --prompt-template together with {options}, got neither")
+        wanted = "--task or --prompt-template together with --answer-field and --prompts-only"
+        expect(answer is None and not prompts_only, wanted, "neither")
         return None
     known = TASKS[task] if task is not None else Template((prompt or "").replace("\\n", "\n"))
     answers = (answer,) if answer is not None else known.answers

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fst.processors import available_processors
+from latticebpd.checks import expect
 from latticebpd.console import (
     err,
     load_tokenizer,
@@ -84,32 +85,36 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
         quiet_transformers()
         loaded = pretrained.load_tokenizer(name)
-        if getattr(loaded, "backend_tokenizer", None) is None:
-            wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
-            raise ValueError(f"{name}: expected {wanted}, got {type(loaded).__name__}")
+        wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
+        expect(getattr(loaded, "backend_tokenizer", None) is not None, wanted, type(loaded).__name__, of=name)
         tokenizer = loaded.backend_tokenizer
         end = loaded.eos_token_id if end_of_text is None else end_of_text
-        if end is None:
-            wanted = "a tokenizer with an end-of-text token"
-            raise ValueError(f"{name}: expected {wanted}, got one without; name its id with --end-of-text")
+        wanted = "a tokenizer with an end-of-text token"
+        expect(end is not None, wanted, "one without", "name its id with --end-of-text", of=name)
     size = tokenizer.get_vocab_size()
-    if end >= size:
-        raise ValueError(f"expected --end-of-text below {size}, the tokenizer's size, got {end}")
+    expect(end < size, f"--end-of-text below {size}, the tokenizer's size", end)
     return tokenizer, end
 
 
-def _reading(
-    words: bool, tokenizer: str | None, end_of_text: int | None
-) -> tuple[Encoder | None, Tokenizer | None, int]:
-    """What turns text into ids, None where inputs are ids; the tokenizer, if there is one; the id between documents."""
+def _stored(bpe: Tokenizer | None) -> dict[str, Any]:
+    """What a model stores of the tokenizer whose ids it has, and its size."""
+    from fst.fingerprint import vocabulary_fingerprint
+
+    if bpe is None:
+        return {"fingerprint": None, "vocab_size": None}
+    return {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
+
+
+def _reading(words: bool, tokenizer: str | None, end_of_text: int | None) -> tuple[Encoder | None, dict[str, Any], int]:
+    """What turns text into ids, None for ids; what is stored of the tokenizer; the id between documents."""
     from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
 
     if words and tokenizer is not None:
         raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
     if tokenizer is None:
-        return WordEncoder() if words else None, None, end_of_text or 0
+        return WordEncoder() if words else None, _stored(None), end_of_text or 0
     bpe, separator = _tokenizer(tokenizer, end_of_text)
-    return TokenizerEncoder(bpe, separator), bpe, separator
+    return TokenizerEncoder(bpe, separator), _stored(bpe), separator
 
 
 @contextmanager
@@ -182,13 +187,12 @@ def train(
 
     Example: [bold]latticebpd lm train corpus.npy --order 4 --max-ngrams 1000000 -o lm.fst[/bold]
     """
-    from fst.fingerprint import vocabulary_fingerprint
     from lm_training.ngram.building import CountingOptions, Recipe, build
     from lm_training.ngram.inputs import Inputs
 
     _check_output(output)
     counts = positive_numbers("--min-count", min_count)
-    encoder, bpe, separator = _reading(words, tokenizer, end_of_text)
+    encoder, stored, separator = _reading(words, tokenizer, end_of_text)
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
@@ -197,9 +201,9 @@ def train(
         prune_theta=prune_theta,
         unknown_word=unk,
         unseen=unseen,
-        vocab_size=vocab_size or (bpe.get_vocab_size() if bpe else None),
+        vocab_size=vocab_size or stored["vocab_size"],
         end_of_text=separator,
-        fingerprint=vocabulary_fingerprint(bpe.get_vocab()) if bpe else None,
+        fingerprint=stored["fingerprint"],
     )
     counting = CountingOptions(engine, _bytes("--memory", memory), threads or available_processors(), master)
     work = work_dir or output.with_name(f"{output.name}.work")
@@ -267,9 +271,8 @@ def kenlm(
 
     import fst
     from fst.files import replacing
-    from fst.fingerprint import vocabulary_fingerprint
     from lm_training.ngram import kenlm as programs
-    from lm_training.ngram.inputs import Inputs, load_corpus, write_corpus
+    from lm_training.ngram.inputs import Inputs, write_corpus
 
     _check_output(output)
     try:
@@ -279,16 +282,13 @@ def kenlm(
     programs.program("lmplz")
     if binary is not None:
         programs.program("build_binary")
-    encoder, bpe, separator = _reading(words, tokenizer, end_of_text)
+    encoder, stored, separator = _reading(words, tokenizer, end_of_text)
     size = _bytes("--memory", memory)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
         directory = Path(scratch)
         report("reading", 0, None)
-        write_corpus(Inputs(inputs, field), encoder, separator, directory)
-        stream, symbols = load_corpus(directory)
-        if not len(stream.ids):
-            raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs))}")
+        stream, symbols = write_corpus(Inputs(inputs, field), encoder, separator, directory)
         report("estimating", 0, None)
         arpa = directory / "lm.arpa"
         programs.estimate_arpa(stream, symbols, arpa, directory, order, dropped, size)
@@ -296,9 +296,8 @@ def kenlm(
             with replacing(binary) as temporary:
                 programs.build_binary(arpa, temporary)
         report("converting", 0, None)
-        fingerprint = vocabulary_fingerprint(bpe.get_vocab()) if bpe else None
         model = directory / "lm.fst"
-        counts = fst.arpa_to_fst(arpa, model, fingerprint=fingerprint, vocab_size=bpe.get_vocab_size() if bpe else None)
+        counts = fst.arpa_to_fst(arpa, model, **stored)
         if output.suffix == ".fst":
             model.replace(output)
         elif output.suffix == ".arpa":
@@ -345,12 +344,8 @@ def arpa2fst(
     Example: [bold]latticebpd lm arpa2fst lm.arpa.gz lm.fst --tokenizer tokenizer.json[/bold]
     """
     import fst
-    from fst.fingerprint import vocabulary_fingerprint
 
-    known: dict[str, Any] = {}
-    if tokenizer is not None:
-        bpe = load_tokenizer(tokenizer)
-        known = {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
+    stored = _stored(load_tokenizer(tokenizer) if tokenizer is not None else None)
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
@@ -358,7 +353,7 @@ def arpa2fst(
             what = "reading" if done < total else "linking and writing"
             bar.update(task, completed=done, total=total, description=what)
 
-        counts = fst.arpa_to_fst(arpa, output, progress=show, **known)
+        counts = fst.arpa_to_fst(arpa, output, progress=show, **stored)
     err.print(_summary(output, counts))
 
 

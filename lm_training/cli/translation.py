@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import TranslationTraining
@@ -47,10 +48,8 @@ def translation(
     from lm_training.families.shapes import TRANSLATORS
     from lm_training.families.translators import load_translator, new_translator, train_translation
 
-    if model is not None and tokenizer is not None:
-        raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
-    if shape not in TRANSLATORS:
-        raise ValueError(f"expected --shape {' or '.join(TRANSLATORS)}, got {shape!r}")
+    expect(model is None or tokenizer is None, "either --model, whose tokenizer is kept, or --tokenizer", "both")
+    expect(shape in TRANSLATORS, f"--shape {' or '.join(TRANSLATORS)}", repr(shape))
     kept = tokenizer or (model or output) / "tokenizer.json"
     if model is not None and not kept.exists():
         raise ValueError(f"{kept}: expected the tokenizer of the model to begin with, found none")

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.texts import Texts
 
 
@@ -17,16 +18,14 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def require_vocabulary(texts: Texts, vocab_size: int, name: str) -> None:
     """ValueError for tokens outside of a model's vocabulary."""
     highest = int(texts.tokens.max(initial=0))
-    if highest >= vocab_size:
-        expected = f"expected {name} token ids below {vocab_size} (the model's vocabulary), got {highest}"
-        raise ValueError(f"{expected}; was the text encoded with another tokenizer?")
+    wanted = f"{name} token ids below {vocab_size} (the model's vocabulary)"
+    expect(highest < vocab_size, wanted, highest, "was the text encoded with another tokenizer?")
 
 
 def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) -> list[int]:
     """Indices of a step's texts: every epoch has all once, in another order; ValueError for more parts than texts."""
-    if parts > batch_size:
-        wanted = f"a batch of at least {parts} sequences, one for each part"
-        raise ValueError(f"expected {wanted}, got {batch_size}; use fewer parts")
+    wanted = f"a batch of at least {parts} sequences, one for each part"
+    expect(parts <= batch_size, wanted, batch_size, "use fewer parts")
     turns = range(step * batch_size, (step + 1) * batch_size)
     return [int(_epoch_order(texts, seed, turn // texts)[turn % texts]) for turn in turns]
 

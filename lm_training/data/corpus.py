@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from latticebpd.checks import expect
 from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.batching import token_dtype
 from lm_training.data.records import Record, read_records
@@ -84,8 +85,7 @@ def train_tokenizer(
 
 def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
     """The id of the token that ends documents."""
-    end_id: int | None = tokenizer.token_to_id(name)
-    if end_id is None:
+    if (end_id := tokenizer.token_to_id(name)) is None:
         size = tokenizer.get_vocab_size()
         raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {size} tokens without it")
     return end_id
@@ -117,9 +117,8 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
             raise
         except DAMAGE as error:
             raise ValueError(f"{path}: expected a .npy array of token ids: {error}") from error
-        if array.ndim != 1 or array.dtype.kind not in "ui":
-            got = f"shape {array.shape} of {array.dtype}"
-            raise ValueError(f"{path}: expected a one-dimensional integer array, got {got}")
+        wanted = "a one-dimensional integer array"
+        expect(array.ndim == 1 and array.dtype.kind in "ui", wanted, f"shape {array.shape} of {array.dtype}", of=path)
         arrays.append(array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -129,8 +128,7 @@ def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | N
     encoded = [Path(path).suffix == ".npy" for path in paths]
     if all(encoded):
         return load_tokens(paths)
-    if any(encoded):
-        raise ValueError("expected either .npy corpora or text files, got both; encode the text first")
+    expect(not any(encoded), "either .npy corpora or text files", "both", "encode the text first")
     if tokenizer is None:
         first = next(iter(paths))
         raise ValueError(f"{first}: expected token ids (.npy), or text with a tokenizer; name one with --tokenizer")

@@ -24,6 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
 from latticebpd.decoding.loop import EXACT, RowBatch, generate
 from latticebpd.decoding.session import Session
@@ -67,8 +68,7 @@ class DistillOptions:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if getattr(self, each.name) < 1:
-                raise ValueError(f"expected {each.name} >= 1, got {getattr(self, each.name)}")
+            expect(getattr(self, each.name) >= 1, f"{each.name} >= 1", getattr(self, each.name))
 
     def record(self) -> dict[str, int]:
         """What decides the text and its shards."""
@@ -259,8 +259,7 @@ def distill(
             model.
     """
     index, parts = part
-    if not 0 <= index < parts:
-        raise ValueError(f"expected a part i/n with 0 <= i < n, got {index}/{parts}")
+    expect(0 <= index < parts, "a part i/n with 0 <= i < n", f"{index}/{parts}")
     prompts, stock = prompts.prompts(), BaseModel.of(base)
     _check_fit(stock, prompts, options)
     shards, kept = distilled_directory(directory), states_directory(directory)
@@ -323,8 +322,7 @@ def _write(
 
 def _check_fit(stock: BaseModel, prompts: Texts, options: DistillOptions) -> None:
     """ValueError for prompts beyond the model's vocabulary or positions."""
-    if not len(prompts):
-        raise ValueError("expected at least one prompt, got none")
+    expect(len(prompts), "at least one prompt")
     require_vocabulary(prompts, stock.source_vocab_size, "prompt")
     limit, longest, new = stock.max_positions, int(prompts.lengths.max()), options.max_new_tokens
     if limit is None or (max(longest, 1 + new) if stock.is_encoder_decoder else longest + new) <= limit:

@@ -27,6 +27,7 @@ from torch import Tensor
 from fst.files import replacing
 from fst.printable import plain_words
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts, padded
@@ -91,18 +92,12 @@ class HiddenStates:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def of_text(self, index: int, layer: str = LAST) -> Tensor:
-        """``[tokens, hidden]`` float16: the states that predict a text's written tokens."""
-        return self._read(index, layer, int(self.lengths[index] - self.written[index]))
-
-    def of_whole_text(self, index: int, layer: str = LAST) -> Tensor:
-        """``[positions, hidden]`` float16: all stored states of a text."""
-        return self._read(index, layer, 0)
-
-    def _read(self, index: int, layer: str, skipped: int) -> Tensor:
-        shard, begin = self.rows[index].tolist()
-        states: Tensor = self.files[shard].get_slice(layer)[begin + skipped : begin + int(self.lengths[index])]
-        return states
+    def of_text(self, index: int, layer: str = LAST, whole: bool = False) -> Tensor:
+        """``[tokens, hidden]`` float16: the states that predict a text's written tokens; all that are stored if
+        ``whole``."""
+        (shard, begin), length = self.rows[index].tolist(), int(self.lengths[index])
+        skipped = 0 if whole else length - int(self.written[index])
+        return self.files[shard].get_slice(layer)[begin + skipped : begin + length]
 
     def require_model(self, fingerprint: str, whose: str) -> None:
         """ValueError for states of another model than the one of this hash, ``whose`` in words."""
@@ -112,9 +107,8 @@ class HiddenStates:
 
     def require_size(self, texts: int, name: str, hidden_size: int) -> None:
         """ValueError for another number of texts, or another width."""
-        if (len(self), self.hidden_size) != (texts, hidden_size):
-            expected = f"expected hidden states of {texts} {name} texts, {hidden_size} wide (the model's)"
-            raise ValueError(f"{expected}, got {len(self)} of {self.hidden_size}")
+        wanted = f"hidden states of {texts} {name} texts, {hidden_size} wide (the model's)"
+        expect((len(self), self.hidden_size) == (texts, hidden_size), wanted, f"{len(self)} of {self.hidden_size}")
 
     def require_whole(self, layers: Sequence[int]) -> None:
         """ValueError for states that lack prompts, or one of the layers."""
@@ -230,9 +224,8 @@ def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
     """Write a shard, complete or not at all; ValueError for states too large for half precision."""
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in states.items()}
     for name, tensor in halves.items():
-        if not bool(tensor.isfinite().all()):
-            wanted = "expected hidden states within half precision (below 65,504)"
-            raise ValueError(f"{wanted}, got larger ones ({name}); leave that layer out")
+        wanted = "hidden states within half precision (below 65,504)"
+        expect(bool(tensor.isfinite().all()), wanted, f"larger ones ({name})", "leave that layer out")
     with replacing(path) as temporary:
         save_file(halves, temporary, metadata={"texts": texts.fingerprint()})
 

@@ -114,11 +114,8 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            message = f"{path}: expected the package zstandard to read this, found none: pip install zstandard"
-            raise ValueError(message) from None
+        import zstandard
+
         return io.BufferedReader(zstandard.open(path, "rb"))
     return path.open("rb")
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from latticebpd.checks import expect
+
 if TYPE_CHECKING:
     from latticebpd.target.chat import ChatTemplate
 
@@ -30,11 +32,8 @@ class Template:
     answers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            example = "'question: {question}'"
-            raise ValueError(f"expected a prompt with fields in braces, such as {example}, got {self.prompt!r}")
-        if self.answers is not None and not self.answers:
-            raise ValueError("expected at least one field for the answer, got none")
+        expect(self.paths, "a prompt with fields in braces, such as 'question: {question}'", repr(self.prompt))
+        expect(self.answers is None or self.answers, "at least one field for the answer")
 
     @property
     def paths(self) -> list[str]:

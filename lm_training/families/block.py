@@ -37,7 +37,7 @@ from latticebpd.drafters.block.learned_transitions import Candidates, step_score
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
-from lm_training.data.hidden_states import LAST, layer_name, whole_command
+from lm_training.data.hidden_states import layer_name, whole_command
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
 from lm_training.families.heads import TOP
@@ -106,8 +106,7 @@ class BlockSampler:
     def anchors(self, index: int, rng: np.random.Generator) -> np.ndarray:
         """``[n]`` at most ``blocks`` different random anchors of a text, ascending."""
         first, end = int(self.texts.prompt_lengths[index]), int(self.texts.lengths[index]) - 1
-        drawn: np.ndarray = rng.permutation(np.arange(first, max(first, end)))[: self.blocks]
-        return np.sort(drawn)
+        return np.sort(rng.permutation(np.arange(first, max(first, end)))[: self.blocks])
 
     def batch(self, chosen: Sequence[int], anchors: Sequence[np.ndarray], part: int = 0, parts: int = 1) -> BlockBatch:
         """Part of a step's texts, with blocks after the given anchors of each."""
@@ -125,11 +124,11 @@ class BlockSampler:
         states = torch.zeros(len(mine), context, len(self.layers) * config.hidden_size)
         last = torch.zeros(*labels.shape, config.hidden_size) if self.with_last else None
         for row, turn in enumerate(mine):
-            read = [self.states.of_whole_text(chosen[turn], layer)[:context].float() for layer in self.layers]
+            read = [self.states.of_text(chosen[turn], layer, whole=True)[:context].float() for layer in self.layers]
             states[row, : len(read[0])] = torch.cat(read, dim=1)
             if last is not None:
                 columns = (positions[row][:, None] + np.arange(config.slots))[inside[row]]
-                chosen_from = self.states.of_whole_text(chosen[turn], LAST)[torch.from_numpy(columns)]
+                chosen_from = self.states.of_text(chosen[turn], whole=True)[torch.from_numpy(columns)]
                 last[row][torch.from_numpy(inside[row])] = chosen_from.float()
         arrays = (positions, tokens.reshape(len(mine), -1), inside, labels, previous, counts.astype(np.float32))
         moved = (torch.from_numpy(array).to(self.device) for array in arrays)
@@ -301,9 +300,7 @@ def _by_slot(values: Tensor) -> np.ndarray:
 
 
 @torch.no_grad()
-def init_from_target(
-    objective: BlockObjective, target: PreTrainedModel, sharpness: float = 2.5, gain: float = 4.0
-) -> None:
+def init_from_target(objective: BlockObjective, target: PreTrainedModel) -> None:
     """Initialise a drafter from its target, which saves thousands of updates.
 
     The final norm is the target's, of mean 1. The context is the deepest state that is read, with the norm of the
@@ -321,7 +318,7 @@ def init_from_target(
     drafter.fc.weight[:, -size:].fill_diagonal_(1.0)
     context = drafter.hidden_norm(drafter.fc(batch.states[batch.states.any(dim=-1)]))
     directions = nn.init.orthogonal_(torch.empty(size, size)).to(drafter.device)
-    scale = gain * objective.embedding(batch.tokens).float().square().mean().sqrt() / context.square().mean().sqrt()
+    scale = 4.0 * objective.embedding(batch.tokens).float().square().mean().sqrt() / context.square().mean().sqrt()
     for layer in drafter.layers:
         attention: Any = layer.self_attn
         keys = attention.k_proj(context.mean(dim=0)).view(-1, 1, attention.head_dim)
@@ -329,7 +326,7 @@ def init_from_target(
         keys = keys + _pass_values(attention, passed, scale, keys)
         read = _queries_input(objective, batch, layer)
         attention.q_proj.weight += (keys.reshape(-1, 1) - attention.q_proj.weight @ read) @ torch.linalg.pinv(read)
-        attention.q_norm.weight.fill_(sharpness)
+        attention.q_norm.weight.fill_(2.5)
 
 
 def _pass_values(attention: Any, passed: Tensor, scale: Tensor, keys: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
@@ -95,15 +96,12 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         size = drafter.block_size
         self.drafter, self.validation, self.serve = drafter, validation, serve
         self.smallest = options.smallest_block or size
-        if not 1 <= self.smallest <= size:
-            most = f"{size} (the drafter's block size)"
-            raise ValueError(f"expected smallest_block from 1 to {most}, got {self.smallest}")
+        expect(1 <= self.smallest <= size, f"smallest_block from 1 to {size} (the drafter's block size)", self.smallest)
         for name, pairs in (("training", data), ("validation", validation)):
             BaseModel.of(drafter).check_sources(int(pairs.prompt_lengths.max(initial=0)))
             longest = int((pairs.lengths - pairs.prompt_lengths).max(initial=0)) + size
-            if longest > drafter.max_positions:
-                wanted = f"{name} targets that leave room for {size} masks in {drafter.max_positions} positions"
-                raise ValueError(f"expected {wanted}, got {longest} together; use a smaller block")
+            wanted = f"{name} targets that leave room for {size} masks in {drafter.max_positions} positions"
+            expect(longest <= drafter.max_positions, wanted, f"{longest} together", "use a smaller block")
         self.pairs = PairSampler(drafter.base, data, options.batch_tokens, options.seed)
         self.tokens_per_step = self.pairs.tokens_per_batch
 

@@ -33,8 +33,7 @@ from lm_training.training.training_options import RescorerTraining
 def new_rescorer(shape: RescorerShape, vocab_size: int, eos_id: int | None = None) -> PreTrainedModel:
     """A freshly initialised model; as in the paper, without dropout."""
     tokens = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": eos_id}
-    model: PreTrainedModel = shape.new_model(vocab_size=vocab_size, **tokens)
-    return model
+    return shape.new_model(vocab_size=vocab_size, **tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +95,9 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         output: Any = self.model.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -kept:][labelled],))
         try:
-            logits: Tensor = self.model(input_ids=batch.inputs, use_cache=False).logits
+            return self.model(input_ids=batch.inputs, use_cache=False).logits.float()
         finally:
             hook.remove()
-        return logits.float()
 
     def forward(self, batch: NextTokenBatch) -> dict[str, Tensor]:
         """``loss``, in nats."""

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.drafters.masks.mask_network import load_verifier
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -48,8 +49,7 @@ class PairBatch:
 def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id: int) -> MarianMTModel:
     """A freshly initialised stock model; its decoder starts from the padding token."""
     tokens = {"eos_token_id": eos_id, "pad_token_id": pad_id, "decoder_start_token_id": pad_id}
-    model: MarianMTModel = shape.new_model(vocab_size=vocab_size, **tokens)
-    return model
+    return shape.new_model(vocab_size=vocab_size, **tokens)
 
 
 def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
@@ -90,11 +90,11 @@ class PairSampler:
         inputs = F.pad(labels[:, :-1].masked_fill(labels[:, :-1] < 0, pad), (1, 0), value=self.model.start_id)
         return PairBatch(source, mask, inputs, labels, weight)
 
-    def held_out(self, data: Texts, size: int = 64) -> Iterator[PairBatch]:
+    def held_out(self, data: Texts) -> Iterator[PairBatch]:
         """Batches of all pairs of another set, from short to long."""
         order = np.argsort(data.lengths, kind="stable")
-        for first in range(0, len(order), size):
-            yield self.collate(data, order[first : first + size], 1.0)
+        for first in range(0, len(order), 64):
+            yield self.collate(data, order[first : first + 64], 1.0)
 
 
 class TranslationObjective(Objective[PairBatch, TranslationTraining]):
@@ -128,8 +128,7 @@ class TranslationObjective(Objective[PairBatch, TranslationTraining]):
     def logits(self, batch: PairBatch) -> Tensor:
         """``[rows, target length, vocab]``."""
         read = {"input_ids": batch.sources, "attention_mask": batch.mask, "decoder_input_ids": batch.inputs}
-        logits: Tensor = self.model(**read, use_cache=False).logits
-        return logits
+        return self.model(**read, use_cache=False).logits
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return adamw_and_muon(self.model, self.options, betas=(0.9, 0.98))
@@ -152,8 +151,7 @@ def zero_loss(module: torch.nn.Module) -> Tensor:
 
 def _sizes(data: Texts) -> np.ndarray:
     """``[pairs]`` the longer side of each."""
-    sizes: np.ndarray = np.maximum(data.prompt_lengths, data.lengths - data.prompt_lengths)
-    return sizes
+    return np.maximum(data.prompt_lengths, data.lengths - data.prompt_lengths)
 
 
 def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
@@ -165,8 +163,7 @@ def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
     for index, size in enumerate(sizes):
         if index > cuts[-1] and 2 * size * (index + 1 - cuts[-1]) > batch_tokens:
             cuts.append(index)
-    if not sizes:
-        raise ValueError("expected at least one sentence pair to train on, got none")
+    expect(sizes, "at least one sentence pair to train on")
     return np.array([*cuts, len(sizes)])
 
 
@@ -195,9 +192,8 @@ def train_translation(
     limit = int(model.config.max_position_embeddings)
     for name, pairs in (("training", data), ("validation", validation)):
         longest = int(_sizes(pairs).max(initial=0))
-        if longest > limit:
-            most = f"at most {limit} tokens (the model's positions)"
-            raise ValueError(f"expected {name} sentences of {most}, got one of {longest}")
+        wanted = f"{name} sentences of at most {limit} tokens (the model's positions)"
+        expect(longest <= limit, wanted, f"one of {longest}")
     torch.manual_seed(options.seed)
     process, identity = process or Process(), {"model": initial or weights_fingerprint(model)}
     torch.nn.Module.to(model, process.device)  # the type of `transformers`' own `to` is hidden

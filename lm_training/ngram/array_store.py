@@ -88,5 +88,4 @@ class ArrayStore:
 
 def load_array(path: Path, mode: Literal["r", "r+"] = "r") -> np.ndarray:
     """Map a ``.npy`` file."""
-    array: np.ndarray = np.load(path, mmap_mode=mode, allow_pickle=False)
-    return array
+    return np.load(path, mmap_mode=mode, allow_pickle=False)

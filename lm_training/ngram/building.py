@@ -19,6 +19,7 @@ from fst.files import locked, require_writable
 from fst.model import NgramModel, table_to_fst
 from fst.processors import ignore
 from fst.table import UNK, NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.array_store import ArrayStore, load_array
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import (
@@ -73,12 +74,9 @@ class Recipe:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.order <= MAX_ORDER:
-            raise ValueError(f"expected an order from 1 to {MAX_ORDER}, got {self.order}")
-        if self.smoothing not in SMOOTHINGS:
-            raise ValueError(f"expected a smoothing method among {', '.join(SMOOTHINGS)}, got {self.smoothing!r}")
-        if self.unseen not in UNSEEN:
-            raise ValueError(f"expected {' or '.join(UNSEEN)} for token ids that never occur, got {self.unseen!r}")
+        expect(1 <= self.order <= MAX_ORDER, f"an order from 1 to {MAX_ORDER}", self.order)
+        expect(self.smoothing in SMOOTHINGS, f"a smoothing method among {', '.join(SMOOTHINGS)}", repr(self.smoothing))
+        expect(self.unseen in UNSEEN, f"{' or '.join(UNSEEN)} for token ids that never occur", repr(self.unseen))
         minimum_of(self.min_counts, 1)  # raises for invalid counts
         if self.prune_theta is not None and not self.prune_theta >= 0:
             raise ValueError(f"expected a threshold of at least 0 for pruning, got {self.prune_theta}")
@@ -110,11 +108,9 @@ class CountingOptions:
     master: str = "local[*]"
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ValueError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
-        if self.threads < 1 or self.memory < 1 << 20:
-            got = f"{self.threads} and {self.memory} bytes"
-            raise ValueError(f"expected at least one thread and 1 MiB of memory, got {got}")
+        expect(self.engine in ENGINES, f"an engine among {', '.join(ENGINES)}", repr(self.engine))
+        wanted = "at least one thread and 1 MiB of memory"
+        expect(self.threads >= 1 and self.memory >= 1 << 20, wanted, f"{self.threads} and {self.memory} bytes")
 
 
 def build(
@@ -180,16 +176,15 @@ class _Job:
 
     def _read(self, folder: Path) -> None:
         recipe = self.recipe
-        end, report = recipe.end_of_text, self.report
-        write_corpus(self.inputs, self.encoder, end, folder, lambda done: report("reading", done, None))
-        stream, symbols = load_corpus(folder)
-        if not len(stream.ids):
-            raise ValueError(f"expected some text, got none in {', '.join(map(str, self.inputs.paths))}")
+
+        def progress(done: int) -> None:
+            self.report("reading", done, None)
+
+        stream, symbols = write_corpus(self.inputs, self.encoder, recipe.end_of_text, folder, progress)
         if symbols is not None:
             return
-        if stream.highest > LARGEST_ID:
-            got = f"{stream.highest}; an automaton has no label for it"
-            raise ValueError(f"expected token ids of at most {LARGEST_ID}, got {got}")
+        wanted = f"token ids of at most {LARGEST_ID}"
+        expect(stream.highest <= LARGEST_ID, wanted, stream.highest, "an automaton has no label for it")
         if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
             raise ValueError(
                 f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "

@@ -27,6 +27,7 @@ import numpy as np
 
 from fst.processors import ignore, in_order
 from fst.table import BOS, EOS, UNK
+from latticebpd.checks import expect
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.trie import first_of_each
 
@@ -131,8 +132,7 @@ class TokenStream:
 
 def minimum_of(min_counts: Sequence[int], order: int) -> int:
     """The count from which on n-grams of ``order`` are kept: entry o - 1 or the last one; 1 for unigrams."""
-    if not len(min_counts) or min(min_counts) < 1:
-        raise ValueError(f"expected a minimum count of at least 1 for each order, got {list(min_counts)}")
+    expect(len(min_counts) and min(min_counts) >= 1, "a minimum count of at least 1 for each order", list(min_counts))
     return 1 if order == 1 else min_counts[min(order, len(min_counts)) - 1]
 
 
@@ -189,8 +189,7 @@ def count_ngrams(
     memory: bytes for counting.
     store: where the result goes; by default to memory.
     """
-    if order < 1:
-        raise ValueError(f"expected an order of at least 1, got {order}")
+    expect(order >= 1, "an order of at least 1", order)
     store = store or ArrayStore()
     minimums = [minimum_of(min_counts, o) for o in range(1, order + 1)]
     ranges = _code_ranges(stream, _num_passes(stream, minimums, memory, threads))

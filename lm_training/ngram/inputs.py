@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from fst.arpa import MARKER_NAMES
 from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
+from latticebpd.checks import expect
 from lm_training.data.corpus import Document, encoded_documents, load_tokens, read_documents
 from lm_training.ngram.counts import PIECE, TokenStream
 
@@ -35,15 +36,13 @@ class Inputs:
     field: str = "text"
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise ValueError("expected at least one input file, got none")
+        expect(self.paths, "at least one input file")
 
     @property
     def are_ids(self) -> bool:
         """Whether the files hold token ids; raises ValueError for a mixture."""
         kinds = {path.suffix == ".npy" for path in self.paths}
-        if len(kinds) > 1:
-            raise ValueError("expected either files of token ids (.npy) or text files, got both; encode the text first")
+        expect(len(kinds) <= 1, "either files of token ids (.npy) or text files", "both", "encode the text first")
         return kinds.pop()
 
     def documents(self) -> Iterator[Document]:
@@ -114,8 +113,9 @@ def write_corpus(
     end_of_text: int | None,
     folder: Path,
     progress: Callable[[int], object] = ignore,
-) -> None:
-    """Write what ``load_corpus`` reads: the ids, unless a single file of them can be mapped, and their meaning.
+) -> tuple[TokenStream, list[str] | None]:
+    """Write what ``load_corpus`` reads, and read it: the ids, unless a single file of them can be mapped, and their
+    meaning; ValueError where there is no text.
 
     encoder: of text; None for files of token ids.
     end_of_text: the id between the documents of such files; None without one.
@@ -143,6 +143,10 @@ def write_corpus(
     symbols = encoder.symbols if isinstance(encoder, WordEncoder) else None
     facts = {"mapped": mapped, "separator": separator, "symbols": symbols}
     (folder / "corpus.json").write_text(json.dumps(facts))
+    stream, symbols = load_corpus(folder)
+    if not len(stream.ids):
+        raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs.paths))}")
+    return stream, symbols
 
 
 def load_corpus(folder: Path) -> tuple[TokenStream, list[str] | None]:

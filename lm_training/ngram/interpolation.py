@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from fst.table import NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.backoff import normalised_table
 from lm_training.ngram.perplexity import table_log_probs
 from lm_training.ngram.trie import NgramTrie
@@ -23,8 +24,7 @@ from lm_training.ngram.trie import NgramTrie
 def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTable:
     """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ; ValueError where the weight is not
     between 0 and 1, the vocabularies differ, or a model is not closed."""
-    if not 0 < weight < 1:
-        raise ValueError(f"expected a weight between 0 and 1, got {weight}; else use one of the models alone")
+    expect(0 < weight < 1, "a weight between 0 and 1", weight, "else use one of the models alone")
     if first.symbols != second.symbols:
         raise ValueError("expected two models with the same words for the same ids, got others; see in_one_vocabulary")
     if first.fingerprint and second.fingerprint and first.fingerprint != second.fingerprint:
@@ -72,9 +72,7 @@ def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, round
     """
     first_log_probs, second_log_probs = table_log_probs(first, tokens), table_log_probs(second, tokens)
     known = np.isfinite(first_log_probs) | np.isfinite(second_log_probs)
-    if not known.any():
-        got = f"none among {len(tokens)}; give other text"
-        raise ValueError(f"expected held-out tokens that the models know, got {got}")
+    expect(known.any(), "held-out tokens that the models know", f"none among {len(tokens)}", "give other text")
     odds = np.exp(np.clip(second_log_probs[known] - first_log_probs[known], -700, 700))
     weight = 0.5
     for _ in range(rounds):

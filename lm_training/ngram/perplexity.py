@@ -56,10 +56,7 @@ def _in_vocabulary(model: NgramModel, tokens: np.ndarray) -> np.ndarray:
         return np.ones(len(tokens), dtype=bool)
     state = model.states[model.unigram_state]
     labels = model.arcs["ilabel"][int(state["pos"]) : int(state["pos"]) + int(state["narcs"])]
-    known: np.ndarray = np.isin(tokens, labels - 1)
-    if model.core.has_end:
-        known |= tokens == EOS
-    return known
+    return np.isin(tokens, labels - 1) | (model.core.has_end & (tokens == EOS))
 
 
 def _log_prob(model: NgramModel, tokens: np.ndarray, known: np.ndarray) -> float:

@@ -26,6 +26,7 @@ import numpy as np
 
 from fst.files import release
 from fst.table import BOS, EOS, NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.backoff import normalised_table
 from lm_training.ngram.smoothing.base import Smoothing
 from lm_training.ngram.trie import NgramTrie, context_groups
@@ -33,11 +34,8 @@ from lm_training.ngram.trie import NgramTrie, context_groups
 
 def require_probabilities(smoothing: Smoothing) -> None:
     """Raise ValueError for a smoothing method of scores, which have no entropy."""
-    if not smoothing.normalised:
-        raise ValueError(
-            "expected a model of probabilities to prune by entropy, got the scores of stupid backoff; "
-            "raise the minimum counts"
-        )
+    wanted = "a model of probabilities to prune by entropy"
+    expect(smoothing.normalised, wanted, "the scores of stupid backoff", "raise the minimum counts")
 
 
 def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None = None) -> NgramTable:
@@ -49,12 +47,10 @@ def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None 
     the most n-grams, of all orders together, that may stay. Raises ValueError where that is less than the number of
     unigrams, or the table is not closed, see ``fst.table``.
     """
-    if theta is not None and not theta >= 0:
-        raise ValueError(f"expected a threshold of at least 0, got {theta}")
+    expect(theta is None or theta >= 0, "a threshold of at least 0", theta)
     num_unigrams = table.num_ngrams[0]
-    if max_ngrams is not None and max_ngrams < num_unigrams:
-        wanted = f"room for the {num_unigrams} unigrams, which always stay"
-        raise ValueError(f"expected {wanted}, got max_ngrams={max_ngrams}; allow more")
+    wanted = f"room for the {num_unigrams} unigrams, which always stay"
+    expect(max_ngrams is None or max_ngrams >= num_unigrams, wanted, f"max_ngrams={max_ngrams}", "allow more")
     trie = NgramTrie.of(table.ngrams)
     closure = losses(table, trie)
     for order in range(table.order, 1, -1):
@@ -109,7 +105,7 @@ def _losses(
         log_new_backoff = np.log((left + high) / (unseen + low))
         explicit_part = high * (log_low + log_new_backoff - log_high)
         unseen_part = left * (log_new_backoff - log_backoff)
-        loss: np.ndarray = np.expm1(-np.exp(log_history) * (explicit_part + unseen_part))
+        loss = np.expm1(-np.exp(log_history) * (explicit_part + unseen_part))
     return np.where(np.isfinite(loss), loss.clip(min=0), np.inf)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 # Quintic that brings every singular value into [0.7, 1.2] within five steps.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+MOMENTUM = 0.95
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -34,15 +35,8 @@ class Muon(torch.optim.Optimizer):
     shape. Momentum is Nesterov's, weight decay decoupled; dtype: of the matrix products, by default the parameters'.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.01,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, dtype: torch.dtype | None) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
@@ -60,8 +54,8 @@ class Muon(torch.optim.Optimizer):
                     assert parameter.grad is not None
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(parameter)
-                    state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
+                    state["momentum"].lerp_(parameter.grad, 1 - MOMENTUM)
+                    updates.append(parameter.grad.lerp(state["momentum"], MOMENTUM))
                 scale = 0.2 * max(shape) ** 0.5
                 stacked = torch.stack(updates).to(self.dtype or updates[0].dtype)
                 for parameter, update in zip(parameters, orthogonalise(stacked), strict=True):

@@ -43,22 +43,18 @@ class Selection:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class EveryHead(Selection):
     """All pairs: the joint loss."""
 
     def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
-        chosen: np.ndarray = (labelled & (importance > 0)[:, None]).astype(np.float64)
-        return chosen
+        return (labelled & (importance > 0)[:, None]).astype(np.float64)
 
 
-@dataclass(frozen=True)
 class OneHeadPerBatch(Selection):
     """One prediction, drawn anew for every update."""
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        mean: np.ndarray = weights / max(1, np.count_nonzero(weights))
-        return mean
+        return weights / max(1, np.count_nonzero(weights))
 
     def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         choices = np.flatnonzero(importance)

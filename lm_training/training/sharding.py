@@ -52,8 +52,7 @@ def full_copy(tensor: Tensor) -> Tensor:
     """A copy of a tensor on its own device, gathered if it is sharded: every process must call this."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
-        gathered: Tensor = tensor.full_tensor().contiguous()
-        return gathered
+        return tensor.full_tensor().contiguous()
     return tensor.clone().contiguous()
 
 

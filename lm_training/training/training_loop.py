@@ -169,7 +169,7 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step, writing log and checkpoints; write the finished model and set it to evaluation."""
         self.restore()
-        options, schedule = self.options, self.options.schedule
+        options = self.options
         module: Any = torch.compile(self.objective) if options.compile else self.objective
         if self.process.world > 1 and not self.fsdp:
             module = DistributedDataParallel(module)
@@ -177,7 +177,7 @@ class Trainer:
             task = bar.add_task("training", total=options.steps, completed=self.step)
             while self.step < options.steps:
                 started = time.perf_counter()
-                values = self.update(module, schedule(self.step))
+                values = self.update(module, options.rate_factor(self.step))
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 if self.step % UPDATES_BETWEEN_TRIMS == 0:
@@ -309,8 +309,7 @@ class Trainer:
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
         identity = {"training": type(self.objective).__name__, **self.objective.run_identity()}
-        known: dict[str, Any] = json.loads(json.dumps({**identity, **self.options.record(free=False)}))
-        return known
+        return json.loads(json.dumps({**identity, **self.options.record(free=False)}))
 
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError for a checkpoint of another run."""

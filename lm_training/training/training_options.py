@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition, Selection
-
-Schedule = Callable[[int], float]
-"""Step -> factor in [0, 1] of every learning rate."""
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -30,28 +26,6 @@ def option(default: Any, help: str | None = None, *, free: bool = False, **more:
             ``flag``: its name on the command line.  ``parse``: from the command line's text to the value.
     """
     return field(default=default, metadata={"help": help, "free": free, **more})
-
-
-def trapezoid(steps: int, warmup_steps: int, decay_fraction: float) -> Schedule:
-    """Linear warm-up, plateau, linear decay over the last ``decay_fraction`` of the steps."""
-
-    def factor(step: int) -> float:
-        rise = (step + 1) / max(1, warmup_steps)
-        fall = (steps - step) / max(1.0, decay_fraction * steps)
-        return min(1.0, rise, fall)
-
-    return factor
-
-
-def cosine(steps: int, warmup_steps: int) -> Schedule:
-    """Linear warm-up, then half a cosine wave down to zero."""
-
-    def factor(step: int) -> float:
-        rise = (step + 1) / max(1, warmup_steps)
-        done = min(1.0, max(0.0, (step - warmup_steps) / max(1, steps - warmup_steps)))
-        return min(rise, 0.5 * (1 + math.cos(math.pi * done)))
-
-    return factor
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -92,10 +66,11 @@ class LoopOptions:
             if choices and value not in choices:
                 raise ValueError(f"expected --{each.name.replace('_', '-')} {', '.join(choices)}, got {value!r}")
 
-    @property
-    def schedule(self) -> Schedule:
-        """Factor of the learning rates at every step."""
-        return cosine(self.steps, self.warmup_steps)
+    def rate_factor(self, step: int) -> float:
+        """Factor in [0, 1] of every learning rate: linear warm-up, then half a cosine wave down to zero."""
+        rise = (step + 1) / max(1, self.warmup_steps)
+        done = min(1.0, max(0.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)))
+        return min(rise, 0.5 * (1 + math.cos(math.pi * done)))
 
     def record(self, free: bool = True) -> dict[str, Any]:
         """The options for JSON; without the free ones, those that a resumed run must have."""
@@ -112,9 +87,10 @@ class PlateauOptions(LoopOptions):
     muon_learning_rate: float = option(5e-3, "Muon's peak rate: the layers' matrices.", min=0.0)
     decay_fraction: float = option(0.5, min=0.0, max=1.0)
 
-    @property
-    def schedule(self) -> Schedule:
-        return trapezoid(self.steps, self.warmup_steps, self.decay_fraction)
+    def rate_factor(self, step: int) -> float:
+        rise = (step + 1) / max(1, self.warmup_steps)
+        fall = (self.steps - step) / max(1.0, self.decay_fraction * self.steps)
+        return min(1.0, rise, fall)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def lattices() -> LatticeSet:
 
 @pytest.fixture
 def lm() -> fst.NgramModel:
-    from lm_training.ngram.estimation import estimate
+    from tests.helpers.sentence_models import estimate
 
     table = estimate(np.random.default_rng(1).integers(0, 40, 4000), order=2, vocab_size=40)
     return fst.NgramModel.from_table(table)

@@ -1,4 +1,4 @@
-"""Counts and models of sentences, each an array of word ids, as `latticebpd lm train --words` makes them from text."""
+"""Counts and models of token ids, and of sentences, as `latticebpd lm train` makes them of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,24 @@ import numpy as np
 from fst.table import UNK, NgramTable
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import MIN_COUNTS, SEPARATOR, NgramCounts, TokenStream, count_ngrams
+from lm_training.ngram.pruning import prune
 from lm_training.ngram.smoothing import Katz, Smoothing
+
+
+def estimate(
+    tokens: Sequence[int] | np.ndarray,
+    order: int = 4,
+    smoothing: Smoothing | None = None,
+    min_counts: Sequence[int] = MIN_COUNTS,
+    max_ngrams: int | None = None,
+    vocab_size: int | None = None,
+    end_of_text: int | None = 0,
+) -> NgramTable:
+    """A model of one stream of ids, pruned to at most ``max_ngrams``."""
+    counts = count_ngrams(TokenStream.of(np.asarray(tokens), end_of_text), order, min_counts)
+    vocabulary = None if vocab_size is None else np.arange(vocab_size)
+    table = estimate_backoff(counts, smoothing or Katz(), vocabulary)
+    return table if max_ngrams is None else prune(table, max_ngrams=max_ngrams)
 
 
 def sentence_stream(sentences: Sequence[Sequence[int] | np.ndarray]) -> TokenStream:

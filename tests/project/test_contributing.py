@@ -18,11 +18,11 @@ from latticebpd.drafters import registry
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from lm_training.ngram.building import Recipe
-from lm_training.ngram.estimation import estimate
 from lm_training.ngram.smoothing import SMOOTHINGS
 from tests.helpers import drafters, tiny_families
 from tests.helpers.backoff_reference import assert_proper, zipf_text
 from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.sentence_models import estimate
 from tests.helpers.tokenizers import letters
 
 ROOT = Path(__file__).parents[2]

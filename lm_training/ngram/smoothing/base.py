@@ -65,8 +65,7 @@ class Smoothing(ABC):
         leaves, and none of them gets more than a word that was seen.
         """
         if not unseen:
-            frequencies: np.ndarray = seen.counts / seen.counts.sum()
-            return frequencies, 0.0
+            return seen.counts / seen.counts.sum(), 0.0
         probs = self.fit(1, counts_of_counts)(seen)
         left = 1 - probs.sum()
         if left <= NO_MASS:

@@ -27,8 +27,7 @@ class Katz(GoodTuring):
             discounted = discount(seen.counts)
             totals = seen.totals.astype(np.float64)
             totals[seen.sums(discounted) > totals * (1 - NO_MASS)] += 1
-            probs: np.ndarray = discounted / seen.spread(totals)
-            return probs
+            return discounted / seen.spread(totals)
 
         return probabilities
 

@@ -23,7 +23,6 @@ class OpenGrmKatz(GoodTuring):
             discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
             left = seen.totals - seen.sums(discounted)
             discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))
-            probs: np.ndarray = discounted / seen.spread(seen.totals)
-            return probs
+            return discounted / seen.spread(seen.totals)
 
         return probabilities

@@ -123,7 +123,7 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
         assert torch.equal(two, last)  # of the last layer, normalised
     assert begin == len(found["last"])
     stored = kept(base, tmp_path / "t.npz", data, whole=whole)
-    assert torch.equal(torch.cat([stored._read(index, "last", 0) for index in range(3)]), found["last"].half())
+    assert torch.equal(torch.cat([stored.of_text(index, whole=True) for index in range(3)]), found["last"].half())
     recorded = json.loads((tmp_path / "t.hidden" / "hidden.json").read_text()).get("weights")
     assert recorded == {"int8": "int8"}.get(weights)
 
@@ -321,7 +321,7 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     whole = kept(base, tmp_path / "whole.npz", data, layers=[1], whole=True)
     for index, (text, prompt) in enumerate(data.items()):
         for layer in ("last", "layer-1"):
-            states = whole.of_whole_text(index, layer)
+            states = whole.of_text(index, layer, whole=True)
             assert len(states) == len(text) - 1
             assert torch.equal(states, expected.of_text(index, layer))
             assert torch.equal(whole.of_text(index, layer), states[prompt - 1 :])

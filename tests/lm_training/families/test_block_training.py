@@ -92,7 +92,8 @@ def one_at_a_time(objective: BlockObjective, index: int, anchor: int) -> torch.T
     """``[slots, hidden]``: a block alone, behind the very states before its anchor."""
     made, states, config = objective.drafter, objective.data.states, objective.drafter.config
     size = config.block_size
-    read = torch.cat([states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)], dim=1)[None, :anchor]
+    both = [states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
+    read = torch.cat(both, dim=1)[None, :anchor]
     tokens = torch.tensor([[int(objective.data.texts[index][anchor]), *[config.mask_token_id] * (size - 1)]])
     own = torch.ones(size, size, dtype=torch.bool)
     visible = torch.cat([torch.ones(size, anchor, dtype=torch.bool), own.tril() if config.causal_head else own], dim=1)
@@ -148,7 +149,7 @@ def test_loss_is_that_of_the_definition(data: HeadData, kind: str, rank: int) ->
                         logits = logits + head.markov_w2.weight @ head.markov_w1.weight[previous]
                     loss = -logits.log_softmax(0)[tokens.index(said)]
                     if kind == "kl":
-                        last = data.states.of_whole_text(index)[anchor + slot].float()
+                        last = data.states.of_text(index, whole=True)[anchor + slot].float()
                         p, q = (values.div(1.5).log_softmax(0) for values in (projection @ last, logits))
                         loss = 1.5**2 * (p.exp() * (p - q)).sum()
                     total += float(loss) * np.exp(-slot / 2.0)
@@ -183,8 +184,8 @@ def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadD
                 hidden = one_at_a_time(objective, index, anchor)
                 logits = hidden @ projection.T
                 best = logits.argsort(dim=-1, descending=True, stable=True)[:, :4]
-                last = data.states.of_whole_text(index).float()
-                read = [data.states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)]
+                last = data.states.of_text(index, whole=True).float()
+                read = [data.states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
                 if kind == "reranker":
                     context = made.context(torch.cat(read, dim=1)[anchor - 1])
                     embedded = embedding[torch.tensor(tokens)[best]]
@@ -232,7 +233,7 @@ def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
     source = BlockLattices(made.eval(), target, 4)
     for index in range(len(data.texts)):
         text = data.texts[index].tolist()
-        read = [data.states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)]
+        read = [data.states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
         for anchor in objective.validation.anchors(index, rng).tolist():
             state = State(0, text[: anchor + 1], 1, None, 9, (), torch.cat(read, dim=1)[:anchor])
             (lattice,) = source.lattices([state])
@@ -246,9 +247,8 @@ def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
 class Part(BlockDrafterTraining):
     """The first steps of a run of six: the schedule is that of the whole run."""
 
-    @property
-    def schedule(self):
-        return QUICK.schedule
+    def rate_factor(self, step):
+        return QUICK.rate_factor(step)
 
 
 @pytest.mark.parametrize("kind", ["whole", *HEADS, "whole selector", "whole reranker"])

@@ -23,7 +23,7 @@ from lm_training.data.corpus import train_tokenizer
 from lm_training.families.rescorers import RescorerObjective, new_rescorer, train_rescorer
 from lm_training.families.shapes import RESCORERS, RescorerShape
 from lm_training.training.training_loop import Trainer
-from lm_training.training.training_options import RescorerTraining, Schedule, cosine
+from lm_training.training.training_options import RescorerTraining
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
@@ -115,9 +115,8 @@ def test_parts_of_a_step_add_up_to_its_loss_and_gradient(parts: int) -> None:
 class Part(RescorerTraining):
     """The first steps of a run of six."""
 
-    @property
-    def schedule(self) -> Schedule:
-        return cosine(6, self.warmup_steps)
+    def rate_factor(self, step: int) -> float:
+        return RescorerTraining(steps=6, warmup_steps=self.warmup_steps).rate_factor(step)
 
 
 def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:

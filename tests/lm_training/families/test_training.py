@@ -33,7 +33,7 @@ from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.optimizers import orthogonalise
 from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
 from lm_training.training.training_loop import Trainer, denormals_flushed
-from lm_training.training.training_options import BlockwiseTraining, HeadTraining, cosine, trapezoid
+from lm_training.training.training_options import BlockwiseTraining, HeadTraining, LoopOptions, PlateauOptions
 
 SHAPE = BlockwiseShape(
     vocab_size=31,
@@ -310,7 +310,8 @@ def test_one_head_per_position_is_unbiased(share: float, importance: list[float]
 
 
 def test_learning_rate_is_a_trapezoid() -> None:
-    factors = [trapezoid(steps=100, warmup_steps=10, decay_fraction=0.2)(step) for step in range(100)]
+    options = PlateauOptions(steps=100, warmup_steps=10, decay_fraction=0.2)
+    factors = [options.rate_factor(step) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10:80] == [1.0] * 70
     assert factors[90] == pytest.approx(0.5)
@@ -318,7 +319,7 @@ def test_learning_rate_is_a_trapezoid() -> None:
 
 
 def test_learning_rate_is_half_a_cosine_after_the_warm_up() -> None:
-    factors = [cosine(steps=110, warmup_steps=10)(step) for step in range(111)]
+    factors = [LoopOptions(steps=110, warmup_steps=10).rate_factor(step) for step in range(111)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10] == 1.0
     assert factors[60] == pytest.approx(0.5)

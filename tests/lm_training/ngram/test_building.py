@@ -24,11 +24,11 @@ from fst.table import EOS, UNK
 from lm_training.data.corpus import train_tokenizer
 from lm_training.ngram import building
 from lm_training.ngram.building import CountingOptions, Recipe, build
-from lm_training.ngram.estimation import estimate
 from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
 from lm_training.ngram.smoothing import SMOOTHINGS
 from lm_training.ngram.work_folder import WorkFolder, work_folder
 from tests.helpers.backoff_reference import assert_proper, zipf_text
+from tests.helpers.sentence_models import estimate
 
 
 def read(paths: list[Path], encoder: object, tmp_path: Path, **options: object) -> tuple[list[int], list[str] | None]:

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_training.ngram.estimation import estimate
 from lm_training.ngram.interpolation import best_weight, interpolate
 from lm_training.ngram.perplexity import table_log_probs
 from tests.helpers.backoff_reference import as_dict, assert_proper, log_prob, zipf_text
-from tests.helpers.sentence_models import estimate_sentences
+from tests.helpers.sentence_models import estimate, estimate_sentences
 
 models = st.builds(
     lambda ids, order: estimate(np.array(ids), order, min_counts=(1,), vocab_size=5),

@@ -15,13 +15,13 @@ from fst.table import BOS, EOS
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import TokenStream, count_ngrams
-from lm_training.ngram.estimation import estimate
+from lm_training.ngram.pruning import require_probabilities
 from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, StupidBackoff, WittenBell
 from lm_training.ngram.smoothing.absolute import absolute_discount
 from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing, backoff_weights
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
-from tests.helpers.sentence_models import estimate_sentences
+from tests.helpers.sentence_models import estimate, estimate_sentences
 
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
 smoothings = st.sampled_from(
@@ -168,11 +168,6 @@ def test_empty_corpus_is_refused():
         estimate(np.zeros(0, dtype=np.uint16), 2, end_of_text=None)
 
 
-def test_id_outside_the_vocabulary_is_refused():
-    with pytest.raises(ValueError, match=r"below 5, .* got 7"):
-        estimate(np.array([7]), 2, vocab_size=5)
-
-
 def test_minimum_count_below_one_is_refused():
     with pytest.raises(ValueError, match=r"minimum count of at least 1 .* got \[1, 0\]"):
         estimate(np.array([7]), 2, min_counts=(1, 0))
@@ -307,7 +302,7 @@ def test_words_dropped_for_rarity_still_count_as_kinds_for_witten_bell():
 
 def test_scores_that_are_no_probabilities_are_not_pruned():
     with pytest.raises(ValueError, match="raise the minimum counts"):
-        estimate(zipf_text(500), 2, StupidBackoff(), max_ngrams=100)
+        require_probabilities(StupidBackoff())
 
 
 @pytest.mark.parametrize("method", [Katz, OpenGrmKatz])

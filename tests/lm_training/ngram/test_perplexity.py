@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from fst.model import NgramModel
 from fst.table import BOS, EOS, UNK, NgramTable
-from lm_training.ngram.estimation import estimate
 from lm_training.ngram.perplexity import Perplexity, perplexity, table_log_probs
 from lm_training.ngram.pruning import prune
 from tests.helpers.backoff_reference import log_prob, zipf_text
-from tests.helpers.sentence_models import estimate_sentences
+from tests.helpers.sentence_models import estimate, estimate_sentences
 
 
 def perplexity_of(table: NgramTable, tokens: np.ndarray) -> Perplexity:

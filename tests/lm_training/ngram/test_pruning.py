@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS, NgramTable
-from lm_training.ngram.estimation import estimate
 from lm_training.ngram.perplexity import table_log_probs
 from lm_training.ngram.pruning import losses, prune
 from lm_training.ngram.smoothing import Katz, OpenGrmKatz
 from lm_training.ngram.trie import NgramTrie
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
-from tests.helpers.sentence_models import estimate_sentences
+from tests.helpers.sentence_models import estimate, estimate_sentences
 
 
 def rows_of(table: NgramTable) -> set[tuple[int, ...]]:
