@@ -145,10 +145,10 @@ class CpuEngine:
     @cached_property
     def engine(self) -> Any:
         from latticebpd.target.engine import engine_of
-        from latticebpd.target.gguf_engine import transformer_of_gguf
+        from latticebpd.target.engine_target import engine_target
 
         engine = None if self.model.endswith(".gguf") else engine_of(self.loaded.base)
-        return transformer_of_gguf(Path(self.model)) if engine is None else engine.transformer
+        return (engine_target(Path(self.model)) if engine is None else engine).transformer
 
     @cached_property
     def cache(self) -> Any:

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 RULE: Any = typer.Option(
     ["exact"],
-    "--rule",
     help="With --model: acceptance rule, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated.",
 )
 MEASURE: Any = typer.Option(
     [],
-    "--measure",
     help="With --model: quality of its output: exact-match, f1, rouge-l, bleu, perplexity (of its output) or "
     "reference-perplexity (of the references, as in Kim et al.; independent of drafts). May be repeated.",
 )

@@ -16,12 +16,12 @@ from latticebpd.checks import expect
 
 if TYPE_CHECKING:
     from latticebpd.lattices.texts import Texts
-    from latticebpd.target.chat import ChatTemplate, PlainText
+    from latticebpd.target.chat import PlainText
 
 
 def read_texts(
     path: Path,
-    prompts: PlainText | ChatTemplate,
+    prompts: PlainText,
     max_prompt_tokens: int,
     max_following: int,
     field: str = "text",
@@ -66,7 +66,7 @@ def read_texts(
 
 
 def _documents(
-    path: Path, prompts: PlainText | ChatTemplate, field: str, max_prompt_tokens: int | None
+    path: Path, prompts: PlainText, field: str, max_prompt_tokens: int | None
 ) -> Iterator[tuple[list[int], int]]:
     from lm_training.data.corpus import read_documents
 
@@ -88,7 +88,7 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
     return ((ids[start : start + size].tolist(), prompt_tokens) for start in starts.tolist())
 
 
-def _questions(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
+def _questions(path: Path, prompts: PlainText) -> Iterator[tuple[list[int], int]]:
     from latticebpd.measuring.spec_bench import read_questions
 
     for question in read_questions(path):
@@ -96,7 +96,7 @@ def _questions(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[
         yield ids, len(ids)
 
 
-def _conversations(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
+def _conversations(path: Path, prompts: PlainText) -> Iterator[tuple[list[int], int]]:
     from latticebpd.target.chat import ChatTemplate, read_messages
 
     if not isinstance(prompts, ChatTemplate):

@@ -55,7 +55,6 @@ def lattices(
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = typer.Option(
         None,
-        "--chat/--no-chat",
         help="Format questions and conversations in the tokenizer's chat template; by default if it has one.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),

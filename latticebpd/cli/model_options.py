@@ -31,7 +31,6 @@ K: Any = typer.Option(
 )
 CHAT: Any = typer.Option(
     None,
-    "--chat/--no-chat",
     help="Format the text as a user's turn in the tokenizer's chat template; by default if it has one.",
 )
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
@@ -43,7 +42,6 @@ DRAFTER_MODEL: Any = typer.Option(
 )
 BIGRAM: Any = typer.Option(
     True,
-    "--bigram/--no-bigram",
     help="Use the bigram, selector or reranker, and the confidence head, of a block drafter that has them.",
 )
 IGNORE_BEAMS: Any = typer.Option(
@@ -51,7 +49,6 @@ IGNORE_BEAMS: Any = typer.Option(
 )
 WEIGHTS: Any = typer.Option(
     None,
-    "--weights",
     help="Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or torch "
     "(PyTorch); by default file if there is one, else float32, and torch for models that the engine does not support.",
 )

@@ -21,15 +21,13 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.family import FamilySource, LoadOptions
-from latticebpd.drafters.heads.engine_heads import HEADS_CONFIG, EngineHeadLattices, read_heads
+from latticebpd.drafters.heads.engine_heads import HEADS_CONFIG, EngineHeadLattices, EngineHeads
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import converts
-from latticebpd.scoring.calibration import Calibration
-from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated
-from latticebpd.scoring.scorer import Scorer
+from latticebpd.scoring.rescoring import is_calibrated
 from latticebpd.target.catalogue import resolved
-from latticebpd.target.chat import ChatTemplate, PlainText, prompt_format
+from latticebpd.target.chat import PlainText, prompt_format
 from latticebpd.target.engine_target import UNREADABLE, EngineTarget, engine_target
 from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.target.model_tokenizer import ModelTokenizer
@@ -130,19 +128,9 @@ class Loaded:
         return load_tokenizer(self.path)
 
     @cached_property
-    def prompts(self) -> PlainText | ChatTemplate:
+    def prompts(self) -> PlainText:
         """How texts become prompts: in the tokenizer's chat template, where it has one."""
         return prompt_format(self.text_tokenizer, self.target or self.model, self.chat, self.system_prompt)
-
-    @cached_property
-    def scorer(self) -> Scorer | None:
-        """Ranks paths by the language model, with the weight that is stored for trees; None: no language model."""
-        return None if self.lm is None else as_scorer(self.lm, system="16-tree")
-
-    @cached_property
-    def calibration(self) -> Calibration | None:
-        """Of calibrated trees; None: the language model has none."""
-        return calibrated_scorer(self.lm).calibration if is_calibrated(self.lm) else None
 
     @cached_property
     def costs(self) -> CostCurve | None:
@@ -152,7 +140,7 @@ class Loaded:
 
     @property
     def _costs_count(self) -> bool:
-        return self.weights in (INT8, FILE) and self.calibration is not None and self.source is not None
+        return self.weights in (INT8, FILE) and is_calibrated(self.lm) and self.source is not None
 
     @cached_property
     def _measured_costs(self) -> CostCurve:
@@ -160,12 +148,7 @@ class Loaded:
         return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=3, drafter=drafter)
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
-        """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.
-
-        alpha: weight of the language model, if any is given; a calibration has its own.
-        num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
-        by_cost: trees are cut to what pays off.
-        """
+        """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
         return default_system(self.source, self.lm, self.own_lm, alpha, num_nodes, by_cost)
 
     def lattice_source(self, k: int = 16, slots: int | None = None) -> FamilySource:
@@ -338,12 +321,10 @@ def _without_pytorch(
         return HeadLattices(model)
 
     source = None
-    if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
-        heads = read_heads(path, target, vocabulary_fingerprint(own.get_vocab()))
-        if heads is None:
-            return None
-        source = EngineHeadLattices(heads, stock_heads)
     try:
+        if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
+            heads = EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab()))
+            source = EngineHeadLattices(heads, stock_heads)
         return (stock, source, target, own) if target.transformer else None
     except UNREADABLE:
         return None

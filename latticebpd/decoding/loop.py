@@ -300,7 +300,7 @@ class RowBatch:
             State(
                 row.index, row.text.tokens, row.text.prompt_length, row.hidden, row.text.max_depth, row.source, layers
             )
-            for row, layers in ((self.rows[i], unread.layer_states(i)) for i in drafted)
+            for row, layers in ((self.rows[i], unread.verifier.layer_states(i)) for i in drafted)
         ]
         for i, tree in zip(drafted, propose(self.drafter, states), strict=True):
             trees[i] = tree.pruned(self.rows[i].text.max_depth).first(unread.max_nodes)

@@ -22,7 +22,6 @@ from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.verifier import Verified, Verifier
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
     from latticebpd.decoding.generation_config import GenerationSettings
@@ -228,10 +227,6 @@ class UnreadTokens:
             raise ValueError("expected rows on the CPU engine to join, got PyTorch's; decode them one after another")
         self.verifier.join(other.verifier)
         self.tokens, self._prefill = [*self.tokens, *other.tokens], False
-
-    def layer_states(self, row: int) -> Tensor | None:
-        """``[tokens, layers * hidden]`` states after the verifier's layers for the tokens read of a row, if any."""
-        return self.verifier.layer_states(row)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""

@@ -10,7 +10,6 @@ from .drafter import State as State
 from .drafter import needs_hidden as needs_hidden
 from .drafter import needs_layers as needs_layers
 from .family import LatticeSource as LatticeSource
-from .heads.head_family import HasHeads as HasHeads
 from .heads.head_family import HeadLattices as HeadLattices
 from .known_text import GoldDrafter as GoldDrafter
 from .lattice_drafter import LatticeDrafter as LatticeDrafter

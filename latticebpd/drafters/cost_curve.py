@@ -13,6 +13,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 
 FORMAT_VERSION = 1
@@ -43,18 +44,15 @@ class CostCurve:
 
     def __post_init__(self) -> None:
         for name, sizes in (("rows", self.rows), ("columns", self.columns)):
-            if not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
-                raise ValueError(f"expected {name} of at least 1, rising, got {sizes}")
-        table = np.array(self.seconds, np.float64)
-        if table.shape != (len(self.rows), len(self.columns)) or not (np.isfinite(table).all() and (table > 0).all()):
-            raise ValueError(f"expected seconds [{len(self.rows)}][{len(self.columns)}] above 0, got {table.shape}")
-        drafting = np.array(self.drafting, np.float64)
-        if drafting.shape not in ((0,), (len(self.rows),)) or not (
-            np.isfinite(drafting).all() and (drafting >= 0).all()
-        ):
-            raise ValueError(f"expected seconds of drafting [{len(self.rows)}] of at least 0, got {self.drafting}")
-        if not 0 <= self.accepted < np.inf:
-            raise ValueError(f"expected seconds of an accepted token of at least 0, got {self.accepted}")
+            fits: object = sizes and min(sizes) >= 1 and list(sizes) == sorted(set(sizes))
+            expect(fits, f"{name} of at least 1, rising", sizes)
+        rows, columns = len(self.rows), len(self.columns)
+        table, drafting = np.array(self.seconds, np.float64), np.array(self.drafting, np.float64)
+        fits = table.shape == (rows, columns) and np.isfinite(table).all() and (table > 0).all()
+        expect(fits, f"seconds [{rows}][{columns}] above 0", table.shape)
+        fits = drafting.shape in ((0,), (rows,)) and np.isfinite(drafting).all() and (drafting >= 0).all()
+        expect(fits, f"seconds of drafting [{rows}] of at least 0", self.drafting)
+        expect(0 <= self.accepted < np.inf, "seconds of an accepted token of at least 0", self.accepted)
 
     def of(self, rows: int, columns: np.ndarray) -> np.ndarray:
         """``[n]`` seconds of passes over ``rows`` texts and ``columns [n]`` tokens each.

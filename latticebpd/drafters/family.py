@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from latticebpd.drafters.drafter import State
 from latticebpd.lattices.sausage import SausageLattice
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from latticebpd.target.stock_model import Model
+
+
+PositionLattices: TypeAlias = "Iterator[tuple[list[SausageLattice], Tensor | None]]"
 
 
 class Target(Protocol):
@@ -103,9 +106,7 @@ class FamilySource(LatticeSource, Protocol):
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         """The same drafter with ``k`` arcs per slot and its first ``slots`` slots; None: all."""
 
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         """The lattices at some positions of a finished text, in order, a few at a time.
 
         Position ``p`` is that of a hidden state: the one that predicted token ``p + 1``. The lattice drawn there covers

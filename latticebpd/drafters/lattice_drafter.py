@@ -13,7 +13,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
 
 if TYPE_CHECKING:
-    from latticebpd.drafters.heads.head_family import HasHeads
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 
 class LatticeDrafter(Drafter):
@@ -48,7 +48,7 @@ class LatticeDrafter(Drafter):
 class VanillaDrafter(LatticeDrafter):
     """The best token of every head, as it is (Stern 2018); arguments as for ``HeadLattices``."""
 
-    def __init__(self, model: HasHeads, slots: int | None = None) -> None:
+    def __init__(self, model: BlockwiseLM, slots: int | None = None) -> None:
         super().__init__(_of_heads(model, 1, slots), Vanilla())
 
 
@@ -63,7 +63,7 @@ class PathsDrafter(LatticeDrafter):
 
     def __init__(
         self,
-        model: HasHeads,
+        model: BlockwiseLM,
         lm: LanguageModel,
         p: int = 16,
         alpha: float | None = None,
@@ -78,7 +78,7 @@ class TreeDrafter(LatticeDrafter):
 
     def __init__(
         self,
-        model: HasHeads,
+        model: BlockwiseLM,
         lm: LanguageModel,
         num_nodes: int = 64,
         alpha: float | None = None,
@@ -104,7 +104,7 @@ class HindsightDrafter(LatticeDrafter):
         return remaining(self.continuations, state)
 
 
-def _of_heads(model: HasHeads, k: int, slots: int | None) -> LatticeSource:
+def _of_heads(model: BlockwiseLM, k: int, slots: int | None) -> LatticeSource:
     from latticebpd.drafters.heads.head_family import HeadLattices
 
     return HeadLattices(model, k, slots)

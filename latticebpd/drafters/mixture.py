@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
@@ -28,8 +29,7 @@ class MixtureDrafter:
     """
 
     def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.6) -> None:
-        if num_nodes < 1:
-            raise ValueError(f"expected num_nodes >= 1, got {num_nodes}")
+        expect(num_nodes >= 1, "num_nodes >= 1", num_nodes)
         self.first, self.second, self.num_nodes, self.sure = first, second, num_nodes, sure
         self.needs_hidden = needs_hidden(first) or needs_hidden(second)
         self.needs_layers = needs_layers(first, second)
@@ -51,10 +51,8 @@ class MixtureDrafter:
 
 
 def _log_probs(tree: DraftTree, drafter: Drafter) -> np.ndarray:
-    if tree.log_probs is None and len(tree):
-        raise ValueError(
-            f"expected a drafter whose trees tell probabilities, got {type(drafter).__name__}; it cannot be mixed"
-        )
+    wanted, got = "a drafter whose trees tell probabilities", type(drafter).__name__
+    expect(tree.log_probs is not None or not len(tree), wanted, got, "it cannot be mixed")
     return np.zeros(0) if tree.log_probs is None else tree.log_probs
 
 

@@ -33,13 +33,12 @@ def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | 
     return BlockwiseLM.from_pretrained(path, dtype) if is_blockwise(path) else load_stock(path, dtype)
 
 
-def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM:
+def load_blockwise(name: Name) -> BlockwiseLM:
     """A model with heads; ValueError for one without."""
-    model = load_model(name, dtype)
+    model = load_model(name)
     if not isinstance(model, BlockwiseLM):
-        raise ValueError(
-            f"{os.fspath(name)}: expected a model with heads, got one without; see `latticebpd train heads`"
-        )
+        remedy = "see `latticebpd train heads`"
+        raise ValueError(f"{os.fspath(name)}: expected a model with heads, got one without; {remedy}")
     return model
 
 

@@ -24,9 +24,8 @@ def load_source(path: Path, target: Target, options: LoadOptions = DEFAULT_OPTIO
     drafter cannot be read or does not fit."""
     family = family_of(path)
     if family is None:
-        raise ValueError(
-            f"{path}: expected a drafter (block drafter, mask-filling model or small causal LM), found none"
-        )
+        wanted = "a drafter (block drafter, mask-filling model or small causal LM)"
+        raise ValueError(f"{path}: expected {wanted}, found none")
     return family.load(path, target, options)
 
 
@@ -34,7 +33,5 @@ def check_decodes(path: Path) -> None:
     """ValueError where a path that should hold a target holds a drafter that cannot decode."""
     family = family_of(path)
     if family is not None and family.DRAFTS_ONLY is not None:
-        raise ValueError(
-            f"{path}: expected an autoregressive model as verifier, found {family.DRAFTS_ONLY}; give the two the other"
-            " way round"
-        )
+        found = f"{family.DRAFTS_ONLY}; give the two the other way round"
+        raise ValueError(f"{path}: expected an autoregressive model as verifier, found {found}")

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fst.printable import plain_words
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
@@ -69,8 +70,7 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
         if missing:
             raise ValueError(f"expected tensors tokens and log_probs [n, slots, k]; missing: {', '.join(missing)}")
         tokens = arrays["tokens"]
-        if tokens.ndim != 3:
-            raise ValueError(f"expected tokens [n, slots, k], got shape {tokens.shape}")
+        expect(tokens.ndim == 3, "tokens [n, slots, k]", f"shape {tokens.shape}")
         unknown = np.full(tokens.shape[:2], PADDING, dtype=np.int32)
         return LatticeSet(
             tokens,

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from latticebpd.checks import expect
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
@@ -39,9 +40,9 @@ _FORMS = (
     "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name appended, such as"
     " 16-best:0-gram"
 )
-_SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
-_BEAM = re.compile(r"([1-9][0-9]{0,5})-beam")
-_COPIES = re.compile(r"([1-9][0-9]{0,5})-copies")
+_SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated|beam|copies)(?::(.+))?")
+_FIXED: dict[str, Strategy] = {VANILLA: Vanilla(), CHAIN: GreedyChain(), ORACLE: Oracle()}
+_RESCORED = (BEST, TREE, CALIBRATED)
 
 Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 """One language model, or several by name; the first is that of systems that name none."""
@@ -51,8 +52,8 @@ Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 class SystemName:
     """A strategy's name, taken apart.
 
-    kind: vanilla, chain, oracle, beam, best, tree or calibrated.  size: paths or nodes, 0 if it has none.
-    model: the language model's name, or None.
+    kind: vanilla, chain, oracle, beam, best, tree or calibrated; copies where a text is decoded.
+    size: paths or nodes, 0 if it has none.  model: the language model's name, or None.
     """
 
     kind: str
@@ -61,18 +62,15 @@ class SystemName:
 
     @classmethod
     def parse(cls, name: str) -> SystemName:
-        """Raises ValueError for a name that is no system's."""
-        if name in (VANILLA, CHAIN, ORACLE):
-            return cls(name)
-        if (match := _BEAM.fullmatch(name)) is not None:
-            return cls(BEAM, int(match[1]))
-        if (match := _SIZED.fullmatch(name)) is None:
+        """Raises ValueError for a name that is no strategy's."""
+        system = _parsed(name)
+        if system is None or system.kind == COPIES:
             raise ValueError(f"expected vanilla, chain, oracle, {_FORMS}, W-beam, got {name!r}")
-        return cls(match[2], int(match[1]), match[3])
+        return system
 
     def chosen(self, models: Mapping[str, LanguageModel]) -> str:
         """The name of its language model among ``models``, the first where it names none; ``0-gram`` for none."""
-        if self.kind not in (BEST, TREE, CALIBRATED):
+        if self.kind not in _RESCORED:
             return NO_MODEL
         return self.model if self.model is not None else next(iter(models), NO_MODEL)
 
@@ -81,18 +79,24 @@ class SystemName:
         return f"{self.size}-{self.kind}" if self.size else self.kind
 
 
+def _parsed(name: str) -> SystemName | None:
+    """The parts of a name; None if it has another form."""
+    if name in _FIXED:
+        return SystemName(name)
+    match = _SIZED.fullmatch(name)
+    if match is None or (match[3] and match[2] not in _RESCORED):
+        return None
+    return SystemName(match[2], int(match[1]), match[3])
+
+
 def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> Strategy:
     """The strategy of that name; ValueError where it is no system's, or names a language model that is not in ``lm``.
 
     alpha: the language model's weight; None takes what is stored with it for such a system, and 1 where nothing is.
     """
     system = SystemName.parse(name)
-    if system.kind == VANILLA:
-        return Vanilla()
-    if system.kind == CHAIN:
-        return GreedyChain()
-    if system.kind == ORACLE:
-        return Oracle()
+    if system.kind in _FIXED:
+        return _FIXED[system.kind]
     if system.kind == BEAM:
         return BeamTree(system.size)
     models: Mapping[str, LanguageModel] = lm if isinstance(lm, Mapping) else {"": lm}
@@ -103,10 +107,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
         )
     if system.kind == CALIBRATED:
         if alpha is not None:
-            raise ValueError(
-                f"expected {name} without a weight of the language model, which the calibration gives, got alpha"
-                f" {alpha:g}"
-            )
+            wanted = f"{name} without a weight of the language model, which the calibration gives"
+            raise ValueError(f"expected {wanted}, got alpha {alpha:g}")
         return BestTree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
     scorer = as_scorer(None) if wanted == NO_MODEL else as_scorer(models[wanted], alpha, str(system))
     return NBestPaths(scorer, system.size) if system.kind == BEST else BestTree(scorer, system.size)
@@ -114,16 +116,15 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
 
 def rescores(name: str) -> bool:
     """Whether a drafter of that name asks the language model that it is given."""
-    match = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
-    return match is not None and match[3] != NO_MODEL
+    system = _parsed(name.removeprefix(f"{COPIES}+"))
+    return system is not None and system.kind in _RESCORED and system.model != NO_MODEL
 
 
 def tells_probabilities(name: str) -> bool:
     """Whether the trees of a drafter of that name tell their nodes' probabilities."""
-    if _COPIES.fullmatch(name) or _BEAM.fullmatch(name):
-        return True
-    match = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
-    return match is not None and match[2] in (TREE, CALIBRATED)
+    system = _parsed(name.removeprefix(f"{COPIES}+"))
+    alone = () if name.startswith(f"{COPIES}+") else (BEAM, COPIES)
+    return system is not None and system.kind in (TREE, CALIBRATED, *alone)
 
 
 def drafter_named(
@@ -155,24 +156,21 @@ def drafter_named(
 
     if name == GREEDY:
         return NoDrafter()
-    if (copies := _COPIES.fullmatch(name)) is not None:
-        return PromptNgramDrafter(block_size=int(copies[1]), num_nodes=int(copies[1]))
-    with_copies = name.startswith(f"{COPIES}+")
     lattices = name.removeprefix(f"{COPIES}+")
-    if lattices not in (VANILLA, CHAIN, ORACLE) and not (_SIZED.fullmatch(lattices) or _BEAM.fullmatch(lattices)):
+    system = _parsed(lattices)
+    if system is None or (system.kind == COPIES and lattices != name):
         raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, W-beam, got {name!r}")
-    system = SystemName.parse(lattices)
-    if system.kind == ORACLE:
-        raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")
+    if system.kind == COPIES:
+        return PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
+    got = "the oracle, which has to know the text beforehand"
+    expect(system.kind != ORACLE, "a system that can draft", got)
     if source is None:
-        raise ValueError(
-            f"expected greedy or N-copies for a model without heads, got {name!r}; see `latticebpd train heads`"
-        )
-    strategy = strategy_named(lattices, lm, alpha)
-    drafter = LatticeDrafter(source, strategy, prompt_context)
-    if not with_copies:
+        wanted = "greedy or N-copies for a model without heads"
+        raise ValueError(f"expected {wanted}, got {name!r}; see `latticebpd train heads`")
+    drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
+    if lattices == name:
         return drafter
-    if system.kind not in (TREE, CALIBRATED):
-        raise ValueError(f"expected copies+N-tree, since only trees tell how sure they are, got {name!r}")
+    wanted = "copies+N-tree, since only trees tell how sure they are"
+    expect(system.kind in (TREE, CALIBRATED), wanted, repr(name))
     copying = PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
     return MixtureDrafter(copying, drafter, num_nodes=system.size)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
+from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.target.stock_model import BaseModel, Model
 
@@ -42,16 +44,15 @@ def lattices_by_states(
     positions: range,
     max_depth: int,
     source: Sequence[int] = (),
-) -> Iterator[tuple[list[SausageLattice], None]]:
+) -> PositionLattices:
     """Lattices at some positions, by a drafter that reads texts itself: as at each moment of a decode."""
     for begin in range(0, len(positions), ROWS):
         chosen = positions[begin : begin + ROWS]
         states = [State(row, text[: position + 2], 1, None, max_depth, source) for row, position in enumerate(chosen)]
         drawn = [lattice for lattice in lattices(states) if lattice is not None]
-        if len(drawn) < len(states) or any(lattice.slots < max_depth for lattice in drawn):
-            raise ValueError(
-                f"expected texts within the drafter's positions, got one of {chosen[-1] + 2} tokens; make them shorter"
-            )
+        fits = len(drawn) == len(states) and all(lattice.slots >= max_depth for lattice in drawn)
+        got = f"one of {chosen[-1] + 2} tokens"
+        expect(fits, "texts within the drafter's positions", got, "make them shorter")
         yield drawn, None
 
 

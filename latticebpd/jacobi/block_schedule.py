@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from latticebpd.checks import expect
 
 
@@ -20,23 +18,11 @@ class LengthRatio:
     margin: float = 5.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.ratio) and math.isfinite(self.margin) and self.ratio >= 0):
-            raise ValueError(f"expected a finite ratio >= 0 and a finite margin, got {self.ratio} and {self.margin}")
+        fits = math.isfinite(self.ratio) and math.isfinite(self.margin) and self.ratio >= 0
+        expect(fits, "a finite ratio >= 0 and a finite margin", f"{self.ratio} and {self.margin}")
 
     def __call__(self, source: Sequence[int]) -> int:
         return max(1, math.ceil(self.ratio * len(source) + self.margin))
-
-    @classmethod
-    def fit(cls, sources: Sequence[int], targets: Sequence[int], covered: float = 0.9) -> LengthRatio:
-        """The estimator that suffices for the share ``covered`` of pairs, whose lengths in tokens are given; ValueError
-        without pairs, for unequal numbers, or for a share outside 0 to 1."""
-        if not sources or len(sources) != len(targets) or min(sources) < 1:
-            got = f"{len(targets)} and {len(sources)}"
-            raise ValueError(f"expected as many target lengths as source lengths, all >= 1, got {got}")
-        expect(0 <= covered <= 1, "a share of pairs from 0 to 1", covered)
-        ratio = sum(targets) / sum(sources)
-        beyond = np.array(targets, dtype=float) - ratio * np.array(sources, dtype=float)
-        return cls(ratio, float(np.quantile(beyond, covered, method="higher")))
 
 
 Length: TypeAlias = "int | Sequence[int] | LengthRatio | None"

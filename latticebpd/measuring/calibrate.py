@@ -121,8 +121,8 @@ def calibrate(
             for slot, observed in enumerate(_observations(lattices, row, lm, indexes)):
                 halves[half_of[example]][min(slot, slots)].append(observed)
         on_lattice()
-    if not all(half[0] for half in halves):
-        raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
+    wanted = f"positions of both halves of the {unit}s"
+    expect(all(half[0] for half in halves), wanted, "none of one", "raise --positions")
     allowed = torch.tensor([float(name in features) for name in FEATURES])
     weights, costs, sums = [], [], np.zeros((3, BINS))
     copies = "not_drafted" in features

@@ -42,10 +42,8 @@ from latticebpd.target.stock_model import BaseModel, Model
 class NoLatticeError(ValueError):
     """Nobody's text is long enough for a lattice."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
-        )
+    def __str__(self) -> str:
+        return "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ def collect(
     slots, writer = drafts.num_slots, drafts.target
     start = _start(writer)
     limit, longest = BaseModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
-    if start is not None and limit is not None and longest > limit:
-        raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
+    wanted = f"sources of at most {limit} tokens (the model's positions)"
+    expect(start is None or longest <= (limit or longest), wanted, f"one of {longest}")
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
     prompt_lengths: list[int] = []
@@ -112,8 +110,7 @@ def collect(
             prompt_lengths.append(prompt_length)
         on_text()
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
-    kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
-    origin = f"{drafts.weights}, {kind}"
+    origin = f"{drafts.weights}, {GIVEN_TEXT if options.teacher_force else OWN_TEXT}"
     lattices = replace(LatticeSet.joined(parts), origin=origin)
     if not options.prompt_context:
         (lattices,) = without_prompts([lattices])

@@ -108,8 +108,7 @@ class Comparison(MergeableCounts):
     @property
     def consecutive_repeats(self) -> np.ndarray:
         """``[systems]`` equal neighbours in the first drafts, % of all ("% Consec"); 0 for drafts of one token."""
-        share: np.ndarray = 100 * self.repeats[:, 0] / self.repeats[:, 1].clip(min=1)
-        return share
+        return ratio(100 * self.repeats[:, 0], self.repeats[:, 1].clip(min=1))
 
     @property
     def longest_run(self) -> np.ndarray:

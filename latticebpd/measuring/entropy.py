@@ -44,9 +44,8 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
         got = f"{mass[row, slot]:.4g} in lattice {row}, slot {slot}; logits have no entropy"
         raise ValueError(f"expected natural log-probabilities, whose probabilities sum to at most 1, got {got}")
     others = vocab_size - is_arc.sum(axis=2)
-    if others.min(initial=0) < 0:
-        least = f"{lattices.tokens.shape[2]} tokens (one slot's)"
-        raise ValueError(f"expected a vocabulary of at least {least}, got {vocab_size}")
+    wanted = f"a vocabulary of at least {lattices.tokens.shape[2]} tokens (one slot's)"
+    expect(others.min(initial=0) >= 0, wanted, vocab_size)
     kept = -(p * log_p).sum(axis=2)
     least_arc = np.where(is_arc, p, np.inf).min(axis=2)
     # Without other tokens the rest is rounding error.
@@ -167,8 +166,8 @@ class Regression:
 def regress(x: np.ndarray, y: np.ndarray) -> Regression:
     """Of ``y [n]`` on ``x [n]``, at least two; of block efficiency on h_max the paper has R = 0.77 (Kim 2024)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
-        raise ValueError(f"expected two lists of one length, at least 2, got {x.shape} and {y.shape}")
+    fits = x.ndim == 1 and x.shape == y.shape and len(x) >= 2
+    expect(fits, "two lists of one length, at least 2", f"{x.shape} and {y.shape}")
     dx, dy = x - x.mean(), y - y.mean()
     sxx, syy, sxy = (dx @ dx).item(), (dy @ dy).item(), (dx @ dy).item()
     slope = sxy / sxx if sxx > 0 else np.nan

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latticebpd.checks import expect
+
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
@@ -64,8 +66,7 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for name in ("parameters", "layers", "hidden", "feed_forward", "key_value", "heads", "bytes_per_number"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+            expect(getattr(self, name) > 0, f"{name} > 0", getattr(self, name))
 
     @classmethod
     def of(cls, model: Model, source: float = 0) -> ModelShape:
@@ -171,11 +172,9 @@ def hardware_cost(
     mode: str = "corrected",
 ) -> HardwareCost:
     """Table 11 for any model and any systems; ``mode``: one of ``MODES``."""
-    if mode not in MODES:
-        raise ValueError(f"expected a mode among {', '.join(MODES)}, got {mode!r}")
-    if not decodings or not lengths or min(lengths) < 0:
-        got = f"{len(decodings)} systems and lengths {list(lengths)}"
-        raise ValueError(f"expected at least one system and lengths >= 0, got {got}")
+    expect(mode in MODES, f"a mode among {', '.join(MODES)}", repr(mode))
+    got = f"{len(decodings)} systems and lengths {list(lengths)}"
+    expect(decodings and lengths and min(lengths) >= 0, "at least one system and lengths >= 0", got)
     for decoding in decodings:
         if not (decoding.block_efficiency >= 1 and decoding.verified >= 0 and decoding.steps >= 1):
             least = "block efficiency and steps >= 1 and verified tokens >= 0"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fst
+from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import permuted
 from latticebpd.measuring.comparison import describe
@@ -51,8 +52,7 @@ def rescoring_latency(
     lattices: several are joined end to end for more slots than they have. ps: numbers of paths to find. slots, ks:
     shapes to find the best path of. count: lattices to time, at most. repeats: runs over all of them.
     """
-    if not len(lattices):
-        raise ValueError("expected at least one lattice, got none")
+    expect(len(lattices), "at least one lattice")
     if min(*ps, *slots, *ks, count, repeats) < 1:
         sizes = f"p {list(ps)}, slots {list(slots)}, k {list(ks)}"
         raise ValueError(f"expected numbers >= 1, got {sizes}, count {count}, repeats {repeats}")

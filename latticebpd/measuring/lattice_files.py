@@ -63,10 +63,6 @@ class Shard:
             if own.any():
                 yield (block, numbers) if own.all() else (block.take(own), numbers[own])
 
-    def select(self, blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
-        """The part's lattices."""
-        return (block for block, _ in self.units(blocks))
-
 
 def blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
     """The lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time; the ValueError for a path
@@ -108,8 +104,8 @@ def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarr
             with _opened(file) as (columns, _):
                 lattices += columns["tokens"].length
                 if (rows := columns.get("sequence")) is not None and rows.length:
-                    if rows.shape or rows.dtype.kind not in "iu":
-                        raise ValueError(f"sequence: expected integers [n], got {rows.dtype} [n, {rows.shape}]")
+                    fits, got = not rows.shape and rows.dtype.kind in "iu", f"{rows.dtype} [n, {rows.shape}]"
+                    expect(fits, "integers [n]", got, of="sequence")
                     numbers.append(rows.take(rows.length).astype(np.int64) + texts)
                     texts = max(texts, int(numbers[-1].max()) + 1)
         expect(lattices != before, "at least one lattice", of=path)
@@ -193,20 +189,18 @@ class _Rows:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, self.dtype = read_header(file)
-        if not shape or fortran or self.dtype.hasobject:
-            wanted = "an array of numbers in C order with at least one axis"
-            raise ValueError(f"{name}: expected {wanted}, got {self.dtype} {shape}")
+        wanted = "an array of numbers in C order with at least one axis"
+        expect(shape and not fortran and not self.dtype.hasobject, wanted, f"{self.dtype} {shape}", of=name)
         self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
         self.row = math.prod(self.shape) * self.dtype.itemsize
         expect(0 <= self.row <= 1 << 26, "rows of at most 64 MiB", f"{self.dtype} {self.shape}", of=name)
-        if self.length < 0 or self.length * self.row > size or (name == "tokens" and not self.row):
-            raise ValueError(f"expected {size} bytes of rows at most, none empty, got {name} {shape} of {self.dtype}")
+        fits = self.length >= 0 and self.length * self.row <= size and (name != "tokens" or self.row)
+        expect(fits, f"{size} bytes of rows at most, none empty", f"{name} {shape} of {self.dtype}")
 
     def take(self, count: int) -> np.ndarray:
         """The next ``count`` rows."""
         wanted = count * self.row
         data = bytearray(self.file.read(wanted))
-        if len(data) < wanted:
-            got = f"{len(data)} bytes; the file is truncated"
-            raise ValueError(f"{self.name}: expected {wanted} more bytes of rows, got {got}")
+        got = f"{len(data)} bytes; the file is truncated"
+        expect(len(data) == wanted, f"{wanted} more bytes of rows", got, of=self.name)
         return np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape)

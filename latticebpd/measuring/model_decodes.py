@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
-from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
+from latticebpd.drafters import Drafter, NoDrafter, drafter_named
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
-from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
@@ -71,8 +72,7 @@ class Decoded:
     @property
     def block_efficiency_with_prefill(self) -> np.ndarray:
         """``[drafters]`` the same with every prompt's prefill as a call, and the token that it yields."""
-        efficiency: np.ndarray = (self.tokens + self.texts) / (self.calls + self.texts)
-        return efficiency
+        return ratio(self.tokens + self.texts, self.calls + self.texts)
 
 
 def decode(
@@ -117,8 +117,7 @@ def decode(
             differing[row] += new != continuation
             written[row].append(([*prompt, *new], prompt_length))
             on_decode()
-    if not number:
-        raise ValueError("expected at least one text, got none")
+    expect(number, "at least one text")
     names = tuple(name if rule == "exact" else f"{name}, {rule}" for name, _, rule, _ in ways)
     return Decoded(names, counts, verified, number, differing, tuple(map(tuple, written)))
 
@@ -130,7 +129,7 @@ def system_drafters(
 
     def factory(system: str) -> Factory:
         if system == ORACLE:
-            return lambda continuation: HindsightDrafter(source, continuation)
+            return partial(HindsightDrafter, source)
         return lambda _: drafter_named(system, source, lm, alpha, prompt_context)
 
     return {system: factory(system) for system in systems}
@@ -139,8 +138,8 @@ def system_drafters(
 def check_measures(names: Sequence[str]) -> None:
     """Raises ValueError for an unknown measure."""
     known = (PERPLEXITY, OF_REFERENCES, *MEASURES)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"expected measures among {', '.join(known)}, got {unknown[0]!r}")
+    for name in names:
+        expect(name in known, f"measures among {', '.join(known)}", repr(name))
 
 
 def qualities(
@@ -158,8 +157,8 @@ def qualities(
     ``reference-perplexity``. Raises ValueError for an unknown measure, or missing references.
     """
     check_measures(measures)
-    if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
-        raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
+    fits = len(references) == decoded.texts or set(measures) <= {PERPLEXITY}
+    expect(fits, f"references of {decoded.texts} texts", len(references))
     values: dict[str, list[float]] = {}
     for name in measures:
         if name == PERPLEXITY:
@@ -167,21 +166,12 @@ def qualities(
         elif name == OF_REFERENCES:
             values[name] = [perplexity(model, right)] * len(decoded.names)
         else:
-            values[name] = [
-                MEASURES[name]([words(text[length:]) for text, length in texts], references)
-                for texts in decoded.written
-            ]
+            written = ([words(text[length:]) for text, length in texts] for texts in decoded.written)
+            values[name] = [MEASURES[name](texts, references) for texts in written]
     return values
 
 
 def oracle_drafters(source_of: Callable[[int], LatticeSource], ks: Sequence[int]) -> dict[str, Factory]:
     """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla. ``source_of``: from k to a source of such
     lattices."""
-
-    def factory(k: int) -> Factory:
-        source = source_of(k)
-        return lambda continuation: (
-            LatticeDrafter(source, Vanilla()) if k == 1 else HindsightDrafter(source, continuation)
-        )
-
-    return {f"k={k}": factory(k) for k in ks}
+    return {f"k={k}": partial(HindsightDrafter, source_of(k)) for k in ks}

@@ -141,7 +141,7 @@ def tally(
     """
     expect(ks and min(ks) >= 1, "k >= 1", list(ks))
     expect(not heads or min(heads) >= 2, "at least 2 heads (the first is the base model's own)", list(heads))
-    first, blocks = first_and_all(block for block in (shard or Shard()).select(blocks) if len(block))
+    first, blocks = first_and_all(block for block, _ in (shard or Shard()).units(blocks))
     slots = first.tokens.shape[1]
     signature = Signature.of(first, by=counted_by(by, first))
     result = OracleTally.zero(signature, shard, ks=tuple(ks), heads=tuple(heads) or (slots + 1,))

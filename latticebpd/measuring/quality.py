@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from latticebpd.checks import extra_module
+from latticebpd.checks import expect, extra_module
 from latticebpd.target.stock_model import BaseModel, Model
 
 References: TypeAlias = Sequence[Sequence[str]]
@@ -46,8 +46,8 @@ def rouge_l(texts: Sequence[str], references: References) -> float:
 def bleu(texts: Sequence[str], references: References) -> float:
     """Corpus BLEU at ``sacrebleu``'s defaults; ValueError without it, or for different numbers of references."""
     sacrebleu = extra_module("sacrebleu", "translation", "BLEU")
-    if len({len(each) for each in references}) != 1:
-        raise ValueError("expected as many references for every text, for BLEU, got different numbers")
+    wanted = "as many references for every text, for BLEU"
+    expect(len({len(each) for each in references}) == 1, wanted, "different numbers")
     return float(sacrebleu.corpus_bleu(list(texts), [list(column) for column in zip(*references, strict=True)]).score)
 
 
@@ -66,9 +66,8 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
     base, loss, count = BaseModel.of(model), 0.0, 0
     for text, prompt_length in texts:
         longest = len(text) - prompt_length if base.is_encoder_decoder else len(text) - 1
-        if base.max_positions is not None and longest > base.max_positions:
-            limit = f"{base.max_positions} tokens (the model's positions)"
-            raise ValueError(f"expected texts of at most {limit}, got {longest}; cut them")
+        wanted = f"texts of at most {base.max_positions} tokens (the model's positions)"
+        expect(longest <= (base.max_positions or longest), wanted, longest, "cut them")
         ids = torch.tensor([list(text)], device=base.device)
         prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
         if not following.shape[1]:
@@ -82,8 +81,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
         log_probs = logits.float().log_softmax(dim=-1).gather(2, following[:, :, None])
         loss -= float(log_probs.double().sum())
         count += following.shape[1]
-    if not count:
-        raise ValueError("expected at least one token after a prompt, got none")
+    expect(count, "at least one token after a prompt")
     return math.exp(loss / count)
 
 

@@ -34,7 +34,7 @@ from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.json_files import read_json_lines
-from latticebpd.target.chat import PromptFormat
+from latticebpd.target.chat import PlainText
 from latticebpd.target.engine import engine_of
 from latticebpd.target.stock_model import BaseModel
 
@@ -219,7 +219,7 @@ class Run:
 def run(
     questions: Sequence[Question],
     model: Model,
-    prompts: PromptFormat,
+    prompts: PlainText,
     forward: ForwardFunc,
     max_new_tokens: int = 256,
     on_question: Callable[[Question], object] = ignore,
@@ -257,7 +257,7 @@ class _Asker:
 
     model: Model
     device: torch.device
-    prompts: PromptFormat
+    prompts: PlainText
     max_new_tokens: int
     max_positions: int | None
     cut: int = 0

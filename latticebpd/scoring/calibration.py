@@ -51,16 +51,13 @@ class Calibration:
     def __post_init__(self) -> None:
         expect(self.features == FEATURES, "the features of this version", f"{self.features!r:.60}")
         widths = {len(row) for row in self.weights}
-        if widths != {len(FEATURES)} or not (np.abs(self.table) <= LARGEST).all():
-            raise ValueError(
-                f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got rows of {widths or 'none'!s:.60}"
-            )
-        if self.further and len(self.weights) < 2:
-            raise ValueError("expected rows for the lattice's slots and for those after it, got one row")
-        for name, least in {"k": self.k, "slots": 1 if self.slots is None else self.slots}.items():
-            expect(least >= 1, f"{name} >= 1", least)
-        if min(self.nats, default=0) < 0:
-            raise ValueError(f"expected nats >= 0, got {min(self.nats)}")
+        fits = widths == {len(FEATURES)} and (np.abs(self.table) <= LARGEST).all()
+        expect(fits, f"weights [slots, {len(FEATURES)}] from -1e6 to 1e6", f"rows of {widths or 'none'}")
+        wanted = "rows for the lattice's slots and for those after it"
+        expect(not self.further or len(self.weights) >= 2, wanted, "one row")
+        expect(self.k >= 1, "k >= 1", self.k)
+        expect(self.slots is None or self.slots >= 1, "slots >= 1", self.slots)
+        expect(min(self.nats, default=0) >= 0, "nats >= 0", min(self.nats, default=0))
         check_examples(self.unit, self.examples, self.seed)
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 
 import fst
 from fst.automaton import MAX_ORDER
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
@@ -75,13 +76,11 @@ class NgramScorer:
         if self.lm is None:
             return
         check_fingerprints("an n-gram model", self.lm.fingerprint, fingerprint, owner)
-        if self.lm.own_ids:
-            expected = f"expected an n-gram model over the token ids of {owner}"
-            remedy = f"{RETRAIN}, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={{word: id}})"
-            raise ValueError(f"{expected}, got one over {self.lm.vocab_size} words of its own; {remedy}")
-        if vocab_size is not None and self.lm.vocab_size > vocab_size:
-            expected = f"expected an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner})"
-            raise ValueError(f"{expected}, got one over {self.lm.vocab_size}; {RETRAIN}")
+        wanted, got = f"an n-gram model over the token ids of {owner}", f"one over {self.lm.vocab_size}"
+        remedy = f"{RETRAIN}, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={{word: id}})"
+        expect(not self.lm.own_ids, wanted, f"{got} words of its own", remedy)
+        wanted = f"an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner})"
+        expect(vocab_size is None or self.lm.vocab_size <= vocab_size, wanted, got, RETRAIN)
 
 
 def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str) -> None:

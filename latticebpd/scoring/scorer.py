@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 
@@ -51,6 +52,5 @@ def listed(context: Context) -> list[int]:
 
 def checked_count(name: str, count: int) -> int:
     """ValueError for less than 1."""
-    if count < 1:
-        raise ValueError(f"expected {name} >= 1, got {count}")
+    expect(count >= 1, f"{name} >= 1", count)
     return count

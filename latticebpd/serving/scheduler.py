@@ -80,8 +80,8 @@ class Job:
 class Scheduler:
     """The thread and its queue."""
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics, block: int = BLOCK) -> None:
-        self.limits, self.metrics, self.block = limits, metrics, block
+    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
+        self.limits, self.metrics, self.block = limits, metrics, BLOCK
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._reading: Job | None = None

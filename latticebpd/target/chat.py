@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json_lines
@@ -22,23 +22,12 @@ if TYPE_CHECKING:
 USER, ASSISTANT = "user", "assistant"
 
 
-class PromptFormat(Protocol):
-    """Turns of the user and the model, alternating, the user's first -> the prompt of the model's next turn.
+class PlainText:
+    """Turns of the user and the model, alternating, the user's first -> the prompt of the model's next turn: here with
+    blank lines between them.
 
     eos_ids: the tokens that end an answer; None for the model's own.
     """
-
-    eos_ids: list[int] | None
-
-    def prompt(self, turns: Sequence[str]) -> list[int]:
-        """Token ids up to where the answer to the last turn begins."""
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """An answer as the next prompt quotes it."""
-
-
-class PlainText:
-    """Turns with blank lines between them."""
 
     eos_ids: list[int] | None = None
 
@@ -46,6 +35,7 @@ class PlainText:
         self.tokenizer: Any = tokenizer
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
+        """Token ids up to where the answer to the last turn begins."""
         return self.document("".join(turn + "\n\n" for turn in turns))
 
     def document(self, text: str) -> list[int]:
@@ -57,6 +47,7 @@ class PlainText:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
+        """An answer as the next prompt quotes it."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
@@ -90,8 +81,8 @@ class ChatTemplate(PlainText):
     def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt after a conversation of messages, each with a ``role`` and its ``content``; ValueError if the
         template refuses them or the last one is the model's."""
-        if not messages or messages[-1].get("role") == ASSISTANT:
-            raise ValueError(f"expected a conversation that ends with the user's turn, got {len(messages)} messages")
+        fits = messages and messages[-1].get("role") != ASSISTANT
+        expect(fits, "a conversation that ends with the user's turn", f"{len(messages)} messages")
         opening = [] if messages[0].get("role") == "system" else self.opening
         return self._written([*opening, *messages], add_generation_prompt=True)
 
@@ -134,7 +125,7 @@ def has_template(tokenizer: Any) -> bool:
 
 def prompt_format(
     tokenizer: Any, model: Model | EngineTarget, chat: bool | None = None, system_prompt: str | None = None
-) -> PlainText | ChatTemplate:
+) -> PlainText:
     """The format of a model's prompts, by default its chat template if it has one; ValueError for a chat without a
     template, or a system prompt without a chat."""
     if chat is None:

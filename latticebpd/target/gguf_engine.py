@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.target.gguf_weights import NAMES, GgufWeights, dequantized
 
@@ -18,21 +18,13 @@ NORMS = {
 MOST = 1 << 30  # of any number of a file
 
 
-def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
-    """The engine's model of a file; ValueError for a damaged one, another architecture, or rotary positions of another
-    kind."""
-    return transformer_of_weights(GgufWeights(path, _engine.WeightMemory()), isa)
-
-
-def transformer_of_weights(weights: GgufWeights, isa: int = 0) -> Any:
-    """The same, of an open file, whose pages are given up as they are read."""
+def transformer_of_weights(weights: GgufWeights) -> Any:
+    """The engine's model of an open file, whose pages are given up as they are read; ValueError for a damaged one,
+    another architecture, or rotary positions of another kind."""
     path, file, kind = weights.path, weights.file, weights.architecture
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"{path}: expected an architecture among {', '.join(sorted(ARCHITECTURES))}, got {kind!r}")
-    if file.fields.get(f"{kind}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in file.tensors:
-        raise ValueError(
-            f"{path}: expected unscaled rotary positions, got {kind}.rope.scaling; load it by transformers"
-        )
+    expect(kind in ARCHITECTURES, f"an architecture among {', '.join(sorted(ARCHITECTURES))}", repr(kind), of=path)
+    plain = file.fields.get(f"{kind}.rope.scaling.type", "none") == "none" and "rope_freqs.weight" not in file.tensors
+    expect(plain, "unscaled rotary positions", f"{kind}.rope.scaling", "load it by transformers", of=path)
 
     def number(name: str, default: float | None = None, whole: bool = True) -> Any:
         value = file.fields.get(f"{kind}.{name}", default)
@@ -75,4 +67,4 @@ def transformer_of_weights(weights: GgufWeights, isa: int = 0) -> Any:
         layers.append(layer)
     embedding = weights.stored(-1, "embedding")
     projection = weights.stored(-1, "projection") if "output.weight" in file.tensors else embedding
-    return _engine.Transformer(settings, layers, embedding, projection, vector("output_norm.weight"), isa)
+    return _engine.Transformer(settings, layers, embedding, projection, vector("output_norm.weight"))

@@ -13,19 +13,18 @@ lattice then grows the draft tree, alone or with n-gram models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.drafters.text_states import lattices_by_states
 from latticebpd.lattices.drafts import ROOT
@@ -95,10 +94,8 @@ class AssistantLattices:
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.assistant, self.target, k, slots, self.width)
 
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
-        yield from lattices_by_states(self.lattices, text, positions, self.num_slots)
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
+        return lattices_by_states(self.lattices, text, positions, self.num_slots)
 
     @torch.inference_mode()
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:

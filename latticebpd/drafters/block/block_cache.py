@@ -98,8 +98,7 @@ def layers_of(text: State) -> Tensor:
     """A text's states of the target's layers; ValueError where it has none, or not of all its tokens but the last."""
     tokens = len(text.tokens) - 1
     if text.layers is None or len(text.layers) != tokens:
-        found = "none" if text.layers is None else f"{len(text.layers)} tokens'"
-        raise ValueError(
-            f"expected the target's layers' states of {tokens} tokens, which a block drafter reads, got {found}"
-        )
+        wanted = f"the target's layers' states of {tokens} tokens, which a block drafter reads"
+        got = "none" if text.layers is None else f"{len(text.layers)} tokens'"
+        raise ValueError(f"expected {wanted}, got {got}")
     return text.layers

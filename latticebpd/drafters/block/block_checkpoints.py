@@ -104,9 +104,7 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
         record["dflash_config"]["block_size"] = config.block_size
         record |= {"has_own_lm_head": drafter.lm_head is not None, "is_causal": config.causal_head}
     if config.sliding_layers:
-        types = ["full_attention"] * config.layers.num_hidden_layers
-        for index in config.sliding_layers:
-            types[index] = "sliding_attention"
+        types = [_WINDOWED[index in config.sliding_layers] for index in range(config.layers.num_hidden_layers)]
         record |= {"layer_types": types, "sliding_window": config.sliding_window, "is_causal": config.causal_head}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     if drafter.draft_tokens is not None:
@@ -200,13 +198,11 @@ def _draft_tokens(tensors: Mapping[str, Tensor], size: int, vocab_size: int) -> 
 
 def _read_config(directory: Path) -> tuple[BlockConfig, bool]:
     """The shape, and whether the drafter has an output projection of its own for certain."""
-    path = directory / CONFIG
+    path, wanted = directory / CONFIG, "a block drafter (config.json and safetensors)"
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{directory}: expected a block drafter (config.json and safetensors), found no config.json"
-        ) from error
+        raise ValueError(f"{directory}: expected {wanted}, found no config.json") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON: {error}; is the copy complete?") from error
     try:

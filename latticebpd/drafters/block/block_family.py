@@ -3,7 +3,7 @@ return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.checks import expect
 from latticebpd.drafters.block.block_cache import BlockFiller, layers_of
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -56,8 +57,7 @@ class BlockLattices:
         slots: int | None = None,
         heads: DrafterHeads = ALL_HEADS,
     ) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
+        expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
         self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
         self.filler = BlockFiller(drafter, target, self.fingerprint)
         most = drafter.config.max_candidates if heads.bigram else 0
@@ -112,9 +112,7 @@ class BlockLattices:
         return type(self)(self.drafter, self.target, k, slots, self.heads)
 
     @torch.inference_mode()
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         states, own = text_states(self.target, text, positions, source)
         layers = torch.cat([states[layer + 1][0, : positions.stop] for layer in self.needs_layers], dim=-1)
         anchors = [position + 1 for position in positions]

@@ -84,9 +84,8 @@ class BlockConfig:
     sliding_window: int = 0
 
     def __post_init__(self) -> None:
-        layers, limit, vocab, drafted = (
-            list(self.target_layer_ids), self.num_target_layers, self.vocab_size, self.draft_vocab_size,
-        )  # fmt: skip
+        layers, limit = list(self.target_layer_ids), self.num_target_layers
+        vocab, drafted = self.vocab_size, self.draft_vocab_size
         least = 1 if self.sample_from_anchor else 2
         expect(self.block_size >= least, f"block_size >= {least}", self.block_size)
         expect(0 <= self.mask_token_id < vocab, f"mask_token_id below {vocab} (the vocabulary)", self.mask_token_id)
@@ -144,8 +143,8 @@ def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
     """DFlash's choice of the target's layers: the middle one for one draft layer, else evenly from layer 1 to L - 3."""
     if draft_layers == 1:
         return (target_layers // 2,)
-    first, last = 1, max(1, target_layers - 3)
-    return tuple(round(first + i * (last - first) / (draft_layers - 1)) for i in range(draft_layers))
+    span = max(0, target_layers - 4)
+    return tuple(round(1 + i * span / (draft_layers - 1)) for i in range(draft_layers))
 
 
 def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id: int, **parts: Any) -> BlockConfig:
@@ -241,7 +240,10 @@ class BlockDrafter(nn.Module):
         width = size + config.markov_rank * config.confidence_with_markov
         self.confidence_head = ConfidenceHead(width) if config.confidence else None
         tokens = None if draft_tokens is None else torch.as_tensor(draft_tokens, dtype=torch.int64, device="cpu")
-        _check_draft_tokens(tokens, config)
+        wanted, reduced = "draft_tokens where there is a draft_vocab_size, and only there", config.draft_vocab_size
+        expect((tokens is None) == (reduced is None), wanted, f"{reduced} and {tokens!r:.60}")
+        wanted = f"draft_tokens of {reduced} ascending ids below {config.vocab_size}"
+        expect(tokens is None or is_vocabulary(tokens, drafted, config.vocab_size), wanted, tokens)
         self.draft_tokens: Tensor | None
         self.register_buffer("draft_tokens", tokens, persistent=False)
         for module in self.modules():
@@ -388,14 +390,6 @@ def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None =
     expect_equal("a block drafter", "target", pairs)
     chosen = list(config.target_layer_ids)
     expect(max(chosen) < layers, f"target_layer_ids below {layers} (the target's layers)", chosen)
-
-
-def _check_draft_tokens(tokens: Tensor | None, config: BlockConfig) -> None:
-    size, vocab = config.draft_vocab_size, config.vocab_size
-    wanted = "draft_tokens where there is a draft_vocab_size, and only there"
-    expect((tokens is None) == (size is None), wanted, f"{size} and {tokens!r:.60}")
-    if tokens is not None and size is not None:
-        expect(is_vocabulary(tokens, size, vocab), f"draft_tokens of {size} ascending ids below {vocab}", tokens)
 
 
 def is_vocabulary(tokens: Tensor, size: int, vocab_size: int) -> bool:

@@ -44,8 +44,8 @@ class PromptNgramDrafter(Drafter):
         expect(1 <= min_ngram <= max_ngram, "1 <= min_ngram <= max_ngram", f"{min_ngram} and {max_ngram}")
         wanted = "block_size, num_nodes and max_matches >= 1"
         expect(min(block_size, num_nodes, max_matches) >= 1, wanted, f"{block_size}, {num_nodes} and {max_matches}")
-        if not (0 < keep < 1 and longer >= 1 and novelty >= 0):
-            raise ValueError(f"expected 0 < keep < 1, longer >= 1 and novelty >= 0, got {keep}, {longer} and {novelty}")
+        fits = 0 < keep < 1 and longer >= 1 and novelty >= 0
+        expect(fits, "0 < keep < 1, longer >= 1 and novelty >= 0", f"{keep}, {longer} and {novelty}")
         self.max_ngram, self.min_ngram, self.block_size, self.num_nodes = max_ngram, min_ngram, block_size, num_nodes
         self.max_matches, self.keep, self.longer, self.novelty = max_matches, keep, longer, novelty
         self._indexes: dict[int, SuffixIndex] = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
 
@@ -20,10 +21,9 @@ class SuffixIndex:
     """
 
     def __init__(self, max_length: int, max_positions: int | None = None) -> None:
-        if max_length < 1:
-            raise ValueError(f"expected a match of at least one token, got max_length {max_length}")
-        if max_positions is not None and max_positions < 1:
-            raise ValueError(f"expected at least one position per n-gram, got max_positions {max_positions}")
+        expect(max_length >= 1, "a match of at least one token", f"max_length {max_length}")
+        fits = max_positions is None or max_positions >= 1
+        expect(fits, "at least one position per n-gram", f"max_positions {max_positions}")
         self.max_length, self.max_positions = max_length, max_positions
         self.tokens: list[int] = []
         self._positions: dict[tuple[int, ...], list[int]] = {}

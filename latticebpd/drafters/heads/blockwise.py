@@ -97,9 +97,9 @@ class BlockwiseLM(nn.Module):
         whole, shortlist = self.projection, self.heads.shortlist
         learning = torch.is_grad_enabled()  # the embedding may be
         rounded = self._rounded and not learning
-        tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
             return whole
+        tokens = slice(None) if shortlist is None else shortlist
         if learning:
             return whole.over(tokens)
         weight: Any = whole.embedding.weight
@@ -110,7 +110,7 @@ class BlockwiseLM(nn.Module):
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
         """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, tokens]``: heads 2..slots + 1, by
-        default all.
+        default all; slot ``i`` predicts the token ``i + 1`` after the next token.
 
         The tokens are those of the vocabulary, or of the ``shortlist``.
         """
@@ -130,10 +130,9 @@ class BlockwiseLM(nn.Module):
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        # A converted copy keeps tied weights tied, and its config names the stored type.
-        base: Any = (
-            self.base if dtype in (None, self.base.dtype) else torch.nn.Module.to(copy.deepcopy(self.base), dtype)
-        )
+        base: Any = self.base
+        if dtype not in (None, base.dtype):  # a converted copy keeps tied weights tied, and its config names the type
+            base = nn.Module.to(copy.deepcopy(base), dtype)
         state = self.state_dict() if weights is None else weights
 
         def part(start: str) -> dict[str, Tensor]:
@@ -182,12 +181,9 @@ class BlockwiseLM(nn.Module):
         expect(model.vocab_size == size, f"a base model of {size} tokens (the heads')", model.vocab_size, of=directory)
         expect(kind in (None, own_kind), f"a base model of type {kind} (the heads')", own_kind, of=directory)
         stored, known = stored_fingerprint(directory), config.get("base_fingerprint")
-        fits, wanted = (
-            None in (stored, known) or stored == known,
-            f"the base model that the heads were trained on ({known})",
-        )
+        fits, wanted = stored == known, f"the base model that the heads were trained on ({known})"
         remedy = "copy its model.safetensors here, or train heads for this one"
-        expect(fits, wanted, f"another's weights ({stored})", remedy, of=directory)
+        expect(fits or None in (stored, known), wanted, f"another's weights ({stored})", remedy, of=directory)
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         model.eval()
         return model

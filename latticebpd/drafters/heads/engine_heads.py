@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,19 +16,17 @@ from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
-from latticebpd.target.engine_target import UNREADABLE, EngineTarget
+from latticebpd.target.engine_target import EngineTarget
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from latticebpd.drafters.family import FamilySource
+    from latticebpd.drafters.family import FamilySource, PositionLattices
 
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
 FORMAT_VERSION, KIND = 3, "feed-forward"
 
 
 class EngineHeads:
-    """The kernels, and which tokens they know.
+    """The kernels of a folder's heads, and which tokens they know.
 
     tokens: ``[n]`` int32 ids, ascending; None: all.  fingerprint: of the vocabulary.  vocab_size: of the target.
     """
@@ -73,14 +71,6 @@ class EngineHeads:
         return list(map(SausageLattice.trusted, tokens, log_probs))
 
 
-def read_heads(folder: Path, target: EngineTarget, fingerprint: str) -> EngineHeads | None:
-    """The heads of a folder; None where they have to be read as a ``BlockwiseLM``."""
-    try:
-        return EngineHeads(folder, target, fingerprint)
-    except UNREADABLE:
-        return None
-
-
 class EngineHeadLattices(HeadSource):
     """A `FamilySource` of them.  stock: makes the source of the model as PyTorch has it, for all but decoding."""
 
@@ -114,7 +104,5 @@ class EngineHeadLattices(HeadSource):
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.heads, self.stock, k, slots)
 
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return self.stock().with_shape(self.k, self.slots).lattices_of_text(text, positions, source)

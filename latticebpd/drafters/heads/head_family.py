@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
@@ -31,24 +31,6 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     return HeadLattices(target.model)
 
 
-class HasHeads(Protocol):
-    """Prediction heads of a target; ``BlockwiseLM`` is one."""
-
-    tokenizer_fingerprint: str | None
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        """``[rows, hidden]`` -> ``[rows, slots, vocab]``: slot ``i`` predicts the token ``i + 1`` after the next token.
-
-        The tokens are those of the vocabulary or, where the heads have one, of the attribute ``shortlist`` (ids,
-        ascending).
-
-        slots: the first so many heads only.
-        """
-
-
 class HeadLattices(HeadSource):
     """The outputs of prediction heads (Stern 2018): they read one hidden state per row, all rows at once.
 
@@ -58,7 +40,7 @@ class HeadLattices(HeadSource):
         a small tree seldom reaches the last ones.
     """
 
-    def __init__(self, model: HasHeads, k: int = 16, slots: int | None = None) -> None:
+    def __init__(self, model: BlockwiseLM, k: int = 16, slots: int | None = None) -> None:
         super().__init__(k, slots)
         self.model = model
         self.target: Any = model  # a blockwise model is its heads' own target
@@ -86,9 +68,7 @@ class HeadLattices(HeadSource):
         return type(self)(self.model, k, slots)
 
     @torch.inference_mode()
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         states, own = text_states(self.target, text, positions, source)
         hidden = states[-1][0, positions.start : positions.stop]
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latticebpd.checks import expect
 from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.cpu.packed_weights import PackedWeights, is_plain
 from latticebpd.target.stock_model import Projection
@@ -39,8 +40,7 @@ class Heads(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 2:
-            raise ValueError(f"expected num_heads >= 2 (head 1 is the base model), got {num_heads}")
+        expect(num_heads >= 2, "num_heads >= 2 (head 1 is the base model)", num_heads)
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.register_buffer("shortlist", None)
 

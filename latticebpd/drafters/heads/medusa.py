@@ -95,20 +95,16 @@ def _shape(directory: Path, num_heads: int | None) -> tuple[int, int]:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         counts = config["medusa_num_heads"], config.get("medusa_num_layers", 1)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{directory}: expected a Medusa checkpoint (config.json and safetensors), found no config.json"
-        ) from error
+        wanted = "a Medusa checkpoint (config.json and safetensors)"
+        raise ValueError(f"{directory}: expected {wanted}, found no config.json") from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{directory / 'config.json'}: expected a Medusa configuration with medusa_num_heads: {error!r}"
-        ) from error
-    if not all(type(count) is int for count in counts) or not (1 <= counts[0] <= 1024 and 0 <= counts[1] <= 1024):
-        raise ValueError(
-            f"{directory / 'config.json'}: expected medusa_num_heads from 1 and medusa_num_layers from 0 on, got"
-            f" {counts}"
-        )
-    if num_heads is not None and not 1 <= num_heads <= counts[0]:
-        raise ValueError(f"{directory}: expected num_heads from 1 to {counts[0]} (medusa_num_heads), got {num_heads}")
+        wanted = "a Medusa configuration with medusa_num_heads"
+        raise ValueError(f"{directory / 'config.json'}: expected {wanted}: {error!r}") from error
+    fits = all(type(count) is int and count <= 1024 for count in counts) and counts[0] >= 1 and counts[1] >= 0
+    wanted = "medusa_num_heads from 1 and medusa_num_layers from 0 on"
+    expect(fits, wanted, counts, of=directory / "config.json")
+    wanted = f"num_heads from 1 to {counts[0]} (medusa_num_heads)"
+    expect(num_heads is None or 1 <= num_heads <= counts[0], wanted, num_heads, of=directory)
     return num_heads or counts[0], counts[1]
 
 
@@ -133,8 +129,6 @@ def _check_complete(weights: dict[Key, Tensor], heads: int, layers: int, directo
         keys = [(head, layer, part) for layer in needed for part in ("linear.weight", "linear.bias")]
         for key in [*keys, (head, layers, "weight")]:
             if key not in weights:
-                present = len({kept for kept, _, _ in weights})
-                raise ValueError(
-                    f"{directory}: expected {heads} heads of {layers} blocks (config.json), found {present} heads "
-                    f"and no tensor {'.'.join(map(str, key))}"
-                )
+                found = f"{len({kept for kept, _, _ in weights})} heads and no tensor {'.'.join(map(str, key))}"
+                wanted = f"{heads} heads of {layers} blocks (config.json)"
+                raise ValueError(f"{directory}: expected {wanted}, found {found}")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel, check_pair, is_drafter
 from latticebpd.drafters.text_states import lattices_by_states
@@ -116,10 +115,8 @@ class MaskLattices:
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.model, k, slots, self._target)
 
-    def lattices_of_text(
-        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
-    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
-        yield from lattices_by_states(self._whole_blocks, text, positions, self.block_size, source)
+    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
+        return lattices_by_states(self._whole_blocks, text, positions, self.block_size, source)
 
 
 def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLattice:

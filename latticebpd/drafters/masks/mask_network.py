@@ -173,9 +173,8 @@ class NonAutoregressiveModel(nn.Module):
 
     def encode(self, input_ids: Tensor, mask: Tensor) -> EncodedSource:
         """Run the encoder, with gradients if they are wanted; ``[rows, source]`` both, the mask 1 at tokens."""
-        return EncodedSource(
-            BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask
-        )
+        states = BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        return EncodedSource(states, mask)
 
     def forward(self, source: EncodedSource, columns: Columns, cache: Any = None) -> Tensor:
         """``[rows, slots, hidden]``: the decoder's final hidden states at the slots' columns; ``cache``: what was read
@@ -183,17 +182,10 @@ class NonAutoregressiveModel(nn.Module):
         device = source.hidden.device
         arrays = (columns.tokens, columns.positions, columns.visible)
         arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
-        states: Tensor = (
-            BaseModel.of(self)
-            .decoder(
-                **arguments,
-                encoder_hidden_states=source.hidden,
-                encoder_attention_mask=source.mask,
-                **{BaseModel.of(self).cache_argument: cache},
-                use_cache=cache is not None,
-            )
-            .last_hidden_state
-        )
+        stock = BaseModel.of(self)
+        encoded = {"encoder_hidden_states": source.hidden, "encoder_attention_mask": source.mask}
+        cached = {stock.cache_argument: cache, "use_cache": cache is not None}
+        states: Tensor = stock.decoder(**arguments, **encoded, **cached).last_hidden_state
         columns_of_slots = torch.from_numpy(columns.slots).to(device)
         return states.gather(1, columns_of_slots[:, :, None].expand(-1, -1, states.shape[2]))
 
@@ -274,11 +266,11 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
     return model
 
 
-def load_verifier(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_verifier(directory: str | os.PathLike[str]) -> PreTrainedModel:
     """The autoregressive encoder–decoder of a directory; ValueError if it holds a drafter, or no such model."""
     wanted = "an autoregressive model as verifier"
     expect(not is_drafter(directory), wanted, f"a {ROLE}", "swap the two arguments", of=directory)
-    return load_encoder_decoder(directory, dtype)
+    return load_encoder_decoder(directory)
 
 
 def check_pair(verifier: PreTrainedModel, drafter: NonAutoregressiveModel, fingerprint: str | None = None) -> None:

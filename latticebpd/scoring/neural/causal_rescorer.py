@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.prefix_reader import reader_for
@@ -48,9 +49,8 @@ class CausalRescorer:
         use_cache: bool = True,
     ) -> None:
         self.base = BaseModel.of(model)
-        if self.base.is_encoder_decoder:
-            expected = "expected a decoder-only causal LM as rescorer"
-            raise ValueError(f"{expected}, got an encoder-decoder ({model.config.model_type})")
+        got = f"an encoder-decoder ({model.config.model_type})"
+        expect(not self.base.is_encoder_decoder, "a decoder-only causal LM as rescorer", got)
         self.model = model.eval()
         self.settings = RescorerSettings(alpha, tokenizer_fingerprint)
         self.vocab_size = self.base.vocab_size
@@ -75,9 +75,8 @@ class CausalRescorer:
         """Refuse to rescore for a model of another vocabulary; None is unknown."""
         check_fingerprints("a rescorer", self.tokenizer_fingerprint, fingerprint, owner)
         known = fingerprint and self.tokenizer_fingerprint  # models of one family may pad one vocabulary differently
-        if vocab_size is not None and vocab_size != self.vocab_size and not known:
-            expected = f"expected a rescorer over {vocab_size} tokens (the vocabulary of {owner})"
-            raise ValueError(f"{expected}, got one over {self.vocab_size}; {RETRAIN}")
+        wanted = f"a rescorer over {vocab_size} tokens (the vocabulary of {owner})"
+        expect(known or vocab_size in (None, self.vocab_size), wanted, f"one over {self.vocab_size}", RETRAIN)
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write the model and its settings."""
@@ -114,17 +113,14 @@ class CausalRescorer:
         if not len(text):  # these models predict nothing before their first token
             bos = self.base.config.bos_token_id
             text = np.array([bos] if bos is not None else self.base.eos_ids[:1], dtype=np.int64)
-        if not len(text):
-            raise ValueError("expected at least one token of context, got none; the rescorer has no bos or eos token")
-        if int(text.max()) >= self.vocab_size:
-            expected = f"expected a context of token ids below {self.vocab_size} (the rescorer's vocabulary)"
-            raise ValueError(f"{expected}, got {int(text.max())}; is it of another tokenizer?")
+        expect(len(text), "at least one token of context", "none", "the rescorer has no bos or eos token")
+        wanted, largest = f"token ids below {self.vocab_size} (the rescorer's vocabulary)", int(text.max())
+        expect(largest < self.vocab_size, f"a context of {wanted}", largest, "is it of another tokenizer?")
         limit = self.base.max_positions
         if limit is None:
             return text
-        if limit <= lattice.slots:
-            need = f"more than {lattice.slots} positions (the lattice's slots)"
-            raise ValueError(f"expected a rescorer of {need}, got one of {limit}")
+        wanted = f"more than {lattice.slots} positions (the lattice's slots)"
+        expect(limit > lattice.slots, f"a rescorer of {wanted}", f"one of {limit}")
         return text[first_kept(len(text), limit - lattice.slots) :]
 
 

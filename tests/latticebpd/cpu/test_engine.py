@@ -34,7 +34,8 @@ from latticebpd.target.engine import engine_for, engine_of, make_engine, use_eng
 from latticebpd.target.engine_families import objection
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.gguf import load_gguf
-from latticebpd.target.gguf_engine import transformer_of_gguf
+from latticebpd.target.gguf_engine import transformer_of_weights
+from latticebpd.target.gguf_weights import GgufWeights
 from latticebpd.target.verifier import Verified
 from tests.helpers.gguf_files import FLOATS, MIXED, written
 
@@ -541,6 +542,10 @@ def test_biases_of_a_file_follow_their_rows(tmp_path: Path) -> None:
     torch.testing.assert_close(
         states_of(transformer_of_gguf(tmp_path / "model.gguf"), text), expected, atol=1e-2, rtol=0
     )
+
+
+def transformer_of_gguf(path: Path) -> Any:
+    return transformer_of_weights(GgufWeights(path, _engine.WeightMemory()))
 
 
 FIELDS: list[dict[str, int]] = [

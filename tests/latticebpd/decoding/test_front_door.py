@@ -16,7 +16,7 @@ from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
-from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.target.catalogue import model_folder
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.tiny_families import tiny
@@ -63,13 +63,12 @@ def test_three_lines_give_the_bundled_models_first_draft(toy: Loaded) -> None:
 
 def test_the_bundled_models_parts_are_there_with_the_weight_of_the_default_system(toy: Loaded) -> None:
     assert isinstance(toy.model, BlockwiseLM)
-    assert isinstance(toy.scorer, NgramScorer)
-    assert toy.scorer.alpha == 0.75
-    assert toy.calibration == stored_calibration(bundled.LM)
+    assert as_scorer(toy.lm, system="16-tree").alpha == 0.75
     default = toy.drafter()
     assert isinstance(default, LatticeDrafter)
     assert isinstance(default.strategy, BestTree)
     assert isinstance(default.strategy.scorer, CalibratedScorer)
+    assert default.strategy.scorer.calibration == stored_calibration(bundled.LM)
     assert isinstance(toy.drafter("16-best"), LatticeDrafter)
 
 
@@ -99,7 +98,7 @@ def test_text_is_greedy_decodings(toy: Loaded) -> None:
 
 def test_a_model_of_ones_own_without_heads_drafts_copies(own: Path) -> None:
     found = load(own)
-    assert (found.lm, found.scorer, found.calibration) == (None, None, None)
+    assert found.lm is None
     assert isinstance(found.drafter(), PromptNgramDrafter)
     tree = found.draft("abcdefabcdefab")
     assert len(tree) > 0
@@ -124,11 +123,10 @@ def test_draft_is_what_the_first_call_verifies(own: Path) -> None:
 def test_whatever_lies_beside_a_model_comes_with_it(whole: Path) -> None:
     found = load(whole)
     assert found.lm == whole / "lm.fst"
-    assert found.scorer is not None
-    assert found.scorer.alpha == 0.75
+    assert as_scorer(found.lm, system="16-tree").alpha == 0.75
     WEIGHTS.save(calibration_path(whole / "lm.fst"))
     calibrated = load(str(whole))
-    assert calibrated.calibration == WEIGHTS
+    assert calibrated_scorer(calibrated.lm).calibration == WEIGHTS
     assert len(calibrated.draft(TEXT)) == 16
     assert len(calibrated.draft(TEXT, calibrated.drafter(num_nodes=5))) == 5
 

@@ -369,12 +369,7 @@ def test_a_pass_from_nothing_reads_what_a_prefill_reads(family: str, use_cache: 
     assert torch.allclose(*after, atol=1e-4)
 
 
-def test_a_length_estimate_covers_the_share_asked_for() -> None:
-    sources, targets = [4, 8, 6, 10, 3], [5, 9, 9, 10, 4]
-    for covered in (0.0, 0.4, 0.8, 1.0):
-        estimate = LengthRatio.fit(sources, targets, covered)
-        enough = sum(estimate([0] * source) >= target for source, target in zip(sources, targets, strict=True))
-        assert enough >= covered * len(sources)
+def test_a_length_estimate_grows_with_the_source() -> None:
     assert LengthRatio(1.5, 2)([1, 2, 3]) == 7
 
 
@@ -403,7 +398,6 @@ class _Wrong:
         (lambda model: jacobi(model, [3], _Wrong([[23]]), length=5), "from 0 to 22"),
         (lambda model: jacobi(model, [[3], [4]], PreviousOutput([[1]])), "earlier output for every row, got 1"),
         (lambda model: trajectory(jacobi(model, [3], max_new_tokens=2)), "pass trace=True"),
-        (lambda model: LengthRatio.fit([1, 2], [1]), "as many target lengths"),
         (lambda model: LengthRatio(-1.0), "finite ratio >= 0"),
     ],
 )

@@ -29,6 +29,7 @@ from latticebpd.measuring import (
 )
 from latticebpd.measuring.oracle_tally import ABSENT
 from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
+from tests.helpers.sausages import top_arcs
 
 
 def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
@@ -43,7 +44,7 @@ def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
 def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads: int) -> None:
     lengths = lengths_of(ranks(found), k, heads)
     for i in range(len(found)):
-        cut = found[i].top_arcs(k)
+        cut = top_arcs(found[i], k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
         assert lengths[i] == accepted(part, found.continuation[i].tolist())
 
@@ -105,7 +106,7 @@ def test_parts_add_up_to_the_whole(
     whole, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
     parts, compared_parts, own_shards = [], [], []
     for index in range(count):
-        own = list(Shard(index, count).select(blocks(files)))
+        own = [block for block, _ in Shard(index, count).units(blocks(files))]
         if own:
             parts.append(OracleTally.from_json(json.loads(json.dumps(tally(own, [1, 3]).to_json()))))
             part = compare(blocks(files), ["3-best", "2-tree"], shard=Shard(index, count))
@@ -137,7 +138,7 @@ def test_parts_of_lattices_without_texts_add_up_too(
         for shard in (Shard(index, count) for index in range(count))
         if any(unit % count == shard.index for unit in units)
     ]
-    tallies = [tally(shard.select(unnumbered), [1, 3], by=by) for shard in shards]
+    tallies = [tally((block for block, _ in shard.units(unnumbered)), [1, 3], by=by) for shard in shards]
     assert functools.reduce(operator.add, tallies).to_json() == tally(unnumbered, [1, 3], by=by).to_json()
     comparisons = [compare(unnumbered, ["3-best"], by=by, shard=shard) for shard in shards]
     added = replace(functools.reduce(operator.add, comparisons), parts=frozenset())
