@@ -103,8 +103,7 @@ class GenerationSettings:
     @property
     def pad_id(self) -> int | None:
         """The padding token, if there is one."""
-        pad: int | None = self.config.pad_token_id
-        return pad
+        return self.config.pad_token_id
 
     @property
     def fill_id(self) -> int:
@@ -182,7 +181,7 @@ class GenerationSettings:
     def _build_processors(
         self, config: GenerationConfig, width: int, prompt: Sequence[int], given: Sequence[Any]
     ) -> LogitsProcessorList:
-        processors: LogitsProcessorList = self._host._get_logits_processor(
+        return self._host._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=width,
             encoder_input_ids=torch.tensor([list(prompt)], dtype=torch.long, device=self.device),
@@ -190,7 +189,6 @@ class GenerationSettings:
             device=str(self.device),
             model_kwargs={},
         )
-        return processors
 
     def criteria(
         self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
@@ -201,10 +199,7 @@ class GenerationSettings:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
-        criteria: StoppingCriteriaList = self._host._get_stopping_criteria(
-            config, StoppingCriteriaList(given), tokenizer=tokenizer
-        )
-        return criteria
+        return self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
 
 
 def eos_ids(config: GenerationConfig) -> list[int]:

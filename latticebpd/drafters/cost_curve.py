@@ -63,8 +63,7 @@ class CostCurve:
         by_rows = np.array([np.interp(columns, wide, each) for each in self.seconds])  # [rows, n]
         by_rows *= np.maximum(columns / wide[-1], 1)
         at_rows = np.array([np.interp(rows, deep, each) for each in by_rows.T])
-        seconds: np.ndarray = at_rows * max(rows / deep[-1], 1)
-        return seconds
+        return at_rows * max(rows / deep[-1], 1)
 
     def with_nodes(self, rows: int, nodes: np.ndarray) -> np.ndarray:
         """``[n]`` seconds of passes over ``rows`` texts and ``nodes [n]`` draft tokens: of all rows together where they

@@ -58,5 +58,4 @@ def lattices_by_states(
 
 def entropy(logits: Tensor) -> Tensor:
     """``[..., vocab]`` -> ``[...]`` nats."""
-    nats: Tensor = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
-    return nats
+    return torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)

@@ -131,5 +131,4 @@ def _deepest_path(tree: DraftTree) -> list[int]:
     if len(tree):
         deepest = np.flatnonzero(tree.depths == tree.depths.max())
         node = int(deepest[0 if tree.log_probs is None else np.argmax(tree.log_probs[deepest])])
-    path: list[int] = tree.tokens[tree.path(node)].tolist()
-    return path
+    return tree.tokens[tree.path(node)].tolist()

@@ -109,8 +109,7 @@ class Trajectory:
     @cached_property
     def right(self) -> np.ndarray:
         """``[passes + 1, m]`` bool, whether ``outputs`` are right."""
-        right: np.ndarray = self.outputs == np.array(self.tokens)
-        return right
+        return self.outputs == np.array(self.tokens)
 
     @cached_property
     def frontier(self) -> np.ndarray:
@@ -141,8 +140,7 @@ class Trajectory:
     def initial(self) -> list[int]:
         """``[m]``, each position's value before its first pass."""
         begun = self.values != UNKNOWN
-        first: list[int] = self.values[begun.argmax(axis=0), np.arange(len(self.tokens))].tolist()
-        return first
+        return self.values[begun.argmax(axis=0), np.arange(len(self.tokens))].tolist()
 
 
 def trajectory(solution: Solution, row: int = 0) -> Trajectory:

@@ -11,6 +11,7 @@ has ``h - 1`` slots: those of heads 2..h.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -127,6 +128,17 @@ class SausageLattice(ArrayValues):
     def k(self) -> int:
         return int(self.tokens.shape[1])
 
+    @property
+    def num_paths(self) -> int:
+        """Number of distinct drafts, exact."""
+        arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
+        if self.transitions is None or not (self.transitions == -np.inf).any():
+            return math.prod(arcs.sum(axis=1).tolist())
+        paths = arcs[0].astype(object)  # that end in each arc, as Python's unbounded integers
+        for allowed, following in zip(self.transitions > -np.inf, arcs[1:], strict=True):
+            paths = np.where(following, (paths[:, None] * allowed).sum(axis=0), 0)
+        return int(paths.sum())
+
     def _repr_svg_(self) -> str:
         """For notebooks: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
         from latticebpd.lattices.pictures import lattice_picture
@@ -136,8 +148,7 @@ class SausageLattice(ArrayValues):
     def to_fst(self) -> pywrapfst.VectorFst:
         """The lattice as an OpenFst acceptor, a ``pynini.Fst`` where pynini is installed: label = token id + 1,
         weight = -log_prob; linear where there are no transitions."""
-        automaton: pywrapfst.VectorFst = fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
-        return automaton
+        return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
 
     @classmethod
     def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
@@ -145,6 +156,13 @@ class SausageLattice(ArrayValues):
         :meth:`to_fst` makes of lattices with transitions; ValueError for others (``fst.Lattice`` reads all acyclic
         ones), and for labels or weights that no lattice has."""
         return cls(*fst.fst_to_lattice(automaton))
+
+    def top_arcs(self, k: int) -> SausageLattice:
+        """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
+        order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
+        tokens, log_probs = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.log_probs))
+        transitions = None if self.transitions is None else permuted(self.transitions, order)
+        return SausageLattice(tokens, log_probs, transitions)
 
     def first_slots(self, slots: int) -> SausageLattice:
         """The lattice of the first ``slots`` slots, or of all if there are fewer."""
@@ -180,8 +198,7 @@ def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
     """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token without transitions, the lowest of equal ones."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
     candidates = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max)
-    best: np.ndarray = candidates.min(axis=-1)
-    return best
+    return candidates.min(axis=-1)
 
 
 def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> np.ndarray:

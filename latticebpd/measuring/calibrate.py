@@ -180,8 +180,7 @@ def following(lattices: LatticeSet, row: int) -> np.ndarray:
         later = slice(row + 1, row + 1 + FURTHER)
         is_same_text = lattices.sequence[later] == lattices.sequence[row]
         path = np.concatenate([path, lattices.continuation[later, -1][is_same_text]])
-    known: np.ndarray = path[~np.logical_or.accumulate(path == PADDING)]
-    return known
+    return path[~np.logical_or.accumulate(path == PADDING)]
 
 
 def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:

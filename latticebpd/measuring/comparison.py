@@ -78,8 +78,7 @@ class Comparison(MergeableCounts):
     @property
     def steps(self) -> np.ndarray:
         """``[systems]`` calls of a decode, or positions."""
-        steps: np.ndarray = self.counts.sum(axis=1)
-        return steps
+        return self.counts.sum(axis=1)
 
     @property
     def block_efficiency(self) -> np.ndarray:
@@ -135,8 +134,7 @@ class Comparison(MergeableCounts):
         if not len(drawn):
             return np.full((len(self.systems), 2), np.nan)
         efficiency = drawn[:, :, 0] / drawn[:, :, 1]
-        interval: np.ndarray = np.quantile(efficiency - efficiency[:, :1], [(1 - level) / 2, (1 + level) / 2], axis=0).T
-        return interval
+        return np.quantile(efficiency - efficiency[:, :1], [(1 - level) / 2, (1 + level) / 2], axis=0).T
 
 
 def compare(

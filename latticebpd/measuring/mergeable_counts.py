@@ -16,8 +16,7 @@ from latticebpd.scoring.weights import DECODE
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """NaN where ``below`` is 0."""
     above, below = np.broadcast_arrays(above, below)
-    quotient: np.ndarray = np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
-    return quotient
+    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
 
 def block_efficiency(by: str | None, counts: np.ndarray, walked: np.ndarray) -> np.ndarray:

@@ -56,8 +56,7 @@ class Decoded:
     @property
     def calls(self) -> np.ndarray:
         """``[drafters]``"""
-        calls: np.ndarray = self.counts.sum(axis=1)
-        return calls
+        return self.counts.sum(axis=1)
 
     @property
     def tokens(self) -> np.ndarray:

@@ -255,7 +255,7 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
     ids = torch.tensor([prompt.ids], device=base.device)
     ends = {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
     stock: Any = base.model
-    written_ids: torch.Tensor = stock.generate(
+    return stock.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -263,7 +263,6 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
         pad_token_id=base.pad_id or 0,
         **ends,
     )
-    return written_ids
 
 
 def _ngram_model(lm: Path) -> fst.NgramModel:

@@ -34,5 +34,4 @@ def arc_posteriors(
     (drafts,) = scorer.paths([lattice], [context], BEAM)
     shares = drafts.scores - np.logaddexp.reduce(drafts.scores)
     taken = drafts.tokens[:, :, None] == lattice.tokens  # [paths, slots, k]
-    posteriors: np.ndarray = np.logaddexp.reduce(np.where(taken, shares[:, None, None], -np.inf), axis=0)
-    return posteriors
+    return np.logaddexp.reduce(np.where(taken, shares[:, None, None], -np.inf), axis=0)

@@ -53,8 +53,7 @@ class EngineVerifier:
         tokens = np.asarray(text, np.int64)
         hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
         self._keep([row], [states], [range(len(tokens))])
-        last: np.ndarray = hidden[-1]
-        return last
+        return hidden[-1]
 
     def join(self, other: EngineVerifier) -> None:
         """Take over the rows of another verifier of this model and these layers, after the own ones."""
@@ -139,8 +138,7 @@ class EngineVerifier:
             return as_tensor(self.model.logits(picked(rows, columns), self.threads))
 
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            best: list[int] = self.model.best(picked(rows, columns), self.threads).tolist()
-            return best
+            return self.model.best(picked(rows, columns), self.threads).tolist()
 
         given: Any = hidden
         return Verified(given, logits_of, None, BestTokens(best_of, trees, self.model.together))

@@ -156,8 +156,7 @@ class BaseModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return self.model.dtype
 
     @property
     def is_encoder_decoder(self) -> bool:

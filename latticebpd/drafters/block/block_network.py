@@ -189,8 +189,7 @@ class MarkovHead(nn.Module):
 
     def forward(self, previous: Tensor) -> Tensor:
         """``[...]`` ids of the target's vocabulary -> ``[..., draft vocab]``, to be added to logits."""
-        scores: Tensor = self.markov_w2(self.markov_w1(previous))
-        return scores
+        return self.markov_w2(self.markov_w1(previous))
 
 
 class ConfidenceHead(nn.Module):
@@ -272,8 +271,7 @@ class BlockDrafter(nn.Module):
 
     def context(self, states: Tensor) -> Tensor:
         """``[..., layers * hidden]`` of the target -> ``[..., hidden]`` context vectors."""
-        normed: Tensor = self.hidden_norm(self.fc(states))
-        return normed
+        return self.hidden_norm(self.fc(states))
 
     def read(self, states: Tensor, positions: Tensor, cache: Cache) -> None:
         """Append the context's keys and values to a cache.
@@ -308,8 +306,7 @@ class BlockDrafter(nn.Module):
                 block, attention_mask=seen[:, None], position_ids=positions, position_embeddings=rotary,
                 **{cache_argument(Qwen3DecoderLayer.forward): cache}, use_cache=True,
             )  # fmt: skip
-        normed: Tensor = self.norm(block)
-        return normed
+        return self.norm(block)
 
     def forward(
         self, states: Tensor, state_positions: Tensor, block: Tensor, positions: Tensor, visible: Tensor
@@ -347,8 +344,7 @@ class BlockDrafter(nn.Module):
         assert self.confidence_head is not None
         if self.config.confidence_with_markov and self.markov_head is not None:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], dim=-1)
-        logits: Tensor = self.confidence_head(hidden)
-        return logits
+        return self.confidence_head(hidden)
 
 
 def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool) -> tuple[Tensor, Tensor]:

@@ -25,5 +25,4 @@ class CandidateSelector(nn.Module):
         """``[..., hidden]`` states, ``[..., i]`` tokens before them and ``[..., k]`` candidates -> ``[..., i, k]``
         float32, to be added to logits."""
         weighed = self.predecessor_codebook[previous] * self.hidden_projection(hidden)[..., None, :]
-        scores: Tensor = weighed.float() @ self.successor_codebook[candidates].float().transpose(-1, -2)
-        return scores
+        return weighed.float() @ self.successor_codebook[candidates].float().transpose(-1, -2)

@@ -34,8 +34,7 @@ class GroupedConvolution(nn.Module):
     def kernels(self, normed: Tensor) -> Tensor:
         """``[rows, columns, hidden]`` -> ``[2, rows, columns, taps, hidden]``: the weights of either side."""
         delta = self.kernel_projection(normed).unflatten(-1, (2, self.taps, -1)).movedim(-3, 0)
-        weights: Tensor = self.base_kernel[:, None, None] + delta.repeat_interleave(self.group_size, dim=-1)
-        return weights
+        return self.base_kernel[:, None, None] + delta.repeat_interleave(self.group_size, dim=-1)
 
     def forward(self, columns: Tensor, kernel: Tensor) -> Tensor:
         """``[rows, blocks * block_size, hidden]``, each block convolved alone."""
@@ -60,5 +59,4 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         hidden_states = hidden_states + self.attention_conv(attended, after)
         normed = self.post_attention_layernorm(hidden_states)
         before, after = self.mlp_conv.kernels(normed)
-        output: Tensor = hidden_states + self.mlp_conv(self.mlp(self.mlp_conv(normed, before)), after)
-        return output
+        return hidden_states + self.mlp_conv(self.mlp(self.mlp_conv(normed, before)), after)

@@ -70,8 +70,7 @@ class LatticeAttention(nn.Module):
         projected = F.linear(points, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1))
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias.to(points.dtype))
-        output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return output
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class RerankerLayer(nn.Module):
@@ -86,8 +85,7 @@ class RerankerLayer(nn.Module):
 
     def forward(self, points: Tensor, bias: Tensor) -> Tensor:
         points = points + self.attn(self.attn_norm(points), bias)
-        mixed: Tensor = points + self.mlp(self.mlp_norm(points))
-        return mixed
+        return points + self.mlp(self.mlp_norm(points))
 
 
 class LatticeReranker(nn.Module):

@@ -57,8 +57,7 @@ def step_scores(
     """
     if drafter.lilicorr is not None:
         embedded = embedding[candidates.tokens].to(hidden.dtype)
-        scores: tuple[Tensor, Tensor] = drafter.lilicorr(embedded, candidates.log_probs, hidden, contexts)
-        return scores
+        return drafter.lilicorr(embedded, candidates.log_probs, hidden, contexts)
     assert drafter.candidate_selector is not None
     tokens, unary = candidates.tokens, candidates.logits[:, :, None]
     first = drafter.candidate_selector(hidden[:, :1], anchors[:, None, None], tokens[:, :1]) + unary[:, :1]

@@ -26,7 +26,6 @@ from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
 from latticebpd.target.chat import PlainText
 from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run
-from tests.helpers.sausages import top_arcs
 from tests.helpers.trigrams import trigram
 
 WORDS = [f"w{i}" for i in range(23)]
@@ -413,7 +412,7 @@ def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["lattice"] for record in records] == [*range(3 * 13), *range(2 * 13)]
     lattices = LatticeSet.load(lattice_directory(tmp_path / "shards").file(0))
-    assert records[0]["tokens"][0] == top_arcs(lattices[0], 1).tokens[:, 0].tolist()
+    assert records[0]["tokens"][0] == lattices[0].top_arcs(1).tokens[:, 0].tolist()
 
 
 def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, tmp_path: Path) -> None:

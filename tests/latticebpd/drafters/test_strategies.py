@@ -56,7 +56,6 @@ from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings
 from tests.helpers.drafters import gad_drafter, saved_tree_drafter
 from tests.helpers.lattice_sets import lattice_sets
-from tests.helpers.sausages import num_paths
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.trigrams import good_model, trigram
 
@@ -156,7 +155,7 @@ def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
 def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
     lengths = run_system("oracle", found).lengths
     for i in range(len(found)):
-        every = DraftTree.from_paths(rescore(found[i], None, p=num_paths(found[i])).tokens)
+        every = DraftTree.from_paths(rescore(found[i], None, p=found[i].num_paths).tokens)
         assert lengths[i] == accept_length(every, found.continuation[i])
         assert lengths[i] == accept_length(
             DraftTree.from_paths(oracle_path(found[i], found.continuation[i])[None]), found.continuation[i]

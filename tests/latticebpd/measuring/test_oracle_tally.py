@@ -29,7 +29,6 @@ from latticebpd.measuring import (
 )
 from latticebpd.measuring.oracle_tally import ABSENT
 from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
-from tests.helpers.sausages import top_arcs
 
 
 def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
@@ -44,7 +43,7 @@ def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
 def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads: int) -> None:
     lengths = lengths_of(ranks(found), k, heads)
     for i in range(len(found)):
-        cut = top_arcs(found[i], k)
+        cut = found[i].top_arcs(k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
         assert lengths[i] == accepted(part, found.continuation[i].tolist())
 

@@ -36,7 +36,6 @@ from latticebpd.scoring.rescoring import Tuned, as_scorer, rescore
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
-from tests.helpers.sausages import top_arcs
 from tests.helpers.tiny_families import tiny
 from tests.helpers.trigrams import trigram
 
@@ -316,7 +315,7 @@ def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> No
     )
     joined = _shaped(lattices, 5, 2, 2)
     for row in range(2):
-        parts = [top_arcs(lattices[2 * row], 2), top_arcs(lattices[2 * row + 1], 2).first_slots(2)]
+        parts = [lattices[2 * row].top_arcs(2), lattices[2 * row + 1].top_arcs(2).first_slots(2)]
         best = rescore(joined[row], None, p=1)
         apart = [rescore(part, None, p=1) for part in parts]
         assert best.tokens[0].tolist() == [token for found in apart for token in found.tokens[0].tolist()]
