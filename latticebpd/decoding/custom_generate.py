@@ -122,7 +122,7 @@ class CustomGenerate:
         self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
         sequences: Any = self.last.sequences.to(input_ids.device)
         if not generation_config.return_dict_in_generate:
-            return sequences  # type: ignore[no-any-return]
+            return sequences
         output = GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput
         return output(sequences=sequences)
 

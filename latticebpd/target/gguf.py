@@ -67,7 +67,7 @@ def load_gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase
         raise
     except Exception as error:
         raise ValueError(f"{path}: expected a GGUF file with a tokenizer that transformers reads: {error!r}") from error
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

@@ -184,4 +184,4 @@ def _templates(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | N
     texts = template.values() if isinstance(template, dict) else [template]
     if not all(isinstance(text, str | None) for text in texts):
         raise TypeError("a chat template that is no text")
-    return template  # type: ignore[no-any-return]
+    return template
