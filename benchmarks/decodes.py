@@ -31,6 +31,9 @@ from latticebpd.report.theme import MARKERS, SERIES, png
 
 RESULTS = Path(__file__).parent / "study" / "results"
 
+STATISTICS = ("hypothesis", "reference", *(f"{what}{n}" for what in ("match", "total") for n in range(1, 5)))
+"""What BLEU is made of: lengths, n-grams that the reference has, all n-grams."""
+
 System = tuple[Callable[[], Any], Any] | dict[str, Any]
 """What makes a drafter, and an acceptance rule; or options of ``generate()``."""
 
@@ -113,6 +116,22 @@ def decode(
         found.seconds += [(clock() - started) / len(part)] * len(part)
         found.rows += [ended(row, end) for row in sequences[:, 1:].tolist()]
     return found
+
+
+def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> list[list[int]]:
+    """`STATISTICS` of every text."""
+    import sacrebleu
+
+    return [[*map(int, each)] for each in sacrebleu.BLEU()._extract_corpus_statistics(texts, [references])]
+
+
+def bleu_of(statistics: np.ndarray) -> np.ndarray:
+    """``[..., 10]`` sums of `STATISTICS` -> ``[...]`` BLEU."""
+    import sacrebleu
+
+    sums = statistics.reshape(-1, len(STATISTICS)).tolist()
+    scores = [sacrebleu.BLEU()._compute_score_from_stats(each).score for each in sums]
+    return np.array(scores).reshape(statistics.shape[:-1])
 
 
 def stored_decodes(path: Path, model: Any, sources: Sequence[Sequence[int]], system: System, max_new: int) -> Decoded:

@@ -7,14 +7,14 @@ command.
 A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught
 further, and a drafter that begins with its weights learn from that text.  The drafter of the run `paper` has the
 paper's layout (text and masks see each other, every token of a block is a mask's), one prefix of each target an
-update, glancing from 0.5 to 0.3, all tokens of a block weighing alike, the teacher's dropout, and nothing changed
-midway.  Every other run is the same with one of our changes; the last has them all.  A stage whose result is in WORK
-is not done again, and one that was killed goes on.
+update, glancing from 0.5 to 0.3, all tokens of a block weighing alike, the teacher's dropout, label smoothing of 0.1,
+Adam, and nothing changed midway.  Every other run is the same with one change; the last has all of ours.  A stage whose
+result is in WORK is not done again, and one that was killed goes on.
 
-The table, Markdown on standard output and `table.csv` in WORK, has a line for every run and block size.  *tok.* is
-what a call of the verifier commits; *passes* are the verifier's, a sentence, the first among them: it reads the
-source and verifies a draft already.  Times are one sentence at a time, systems in turns. Under exact acceptance every
-text must equal `generate()`'s; the program stops if one does not.
+The counts of every sentence go to ``results/gad-recipe.csv``, and the table is made from them: tokens that a call of
+the verifier commits, the first among them, which reads the source and verifies a draft already.  Times are one sentence
+at a time, systems in turns.  Under exact acceptance every text must equal `generate()`'s; the program stops if one does
+not.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer
+
 from benchmarks import common
-from benchmarks.bench_gad import BEAM, GAD_PLUS, GREEDY, Setting, check_exact, compared, read
-from benchmarks.decodes import System
+from benchmarks.decodes import RESULTS, STATISTICS, Decoded, System, bleu_of, bleu_statistics, decode
 from fst.files import replacing
-from latticebpd import Exact, NoDrafter, TopBeta
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import Exact, TopBeta
+from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
 from lm_training.training.training_plots import PNG
 
 PAPER = {
@@ -41,8 +47,15 @@ PAPER = {
     "decay": "--slot-decay 1.0",
     "reveal": "--reveal 0.5 0.3",
     "dropout": "",
+    "smoothing": "--label-smoothing 0.1",
+    "optimizer": "--learning-rate 5e-4 --muon-learning-rate 0",
+    "start": "",
 }
+"""Table 10's, but for the sizes of model and update, Adam's second decay (0.98 for 0.999) and the schedule."""
 CHANGES = {
+    "from scratch": {"start": "--from-scratch"},
+    "Adam at 2e-3": {"optimizer": "--learning-rate 2e-3 --muon-learning-rate 0"},
+    "our optimizer": {"optimizer": "", "smoothing": ""},
     "anchored": {"anchored": "--anchored"},
     "slot decay": {"decay": "--slot-decay 0.75"},
     "causal text": {"text": "--causal-text"},
@@ -50,13 +63,17 @@ CHANGES = {
     "no dropout": {"dropout": "--dropout 0"},
 }
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
-RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() for option, given in change.items()}}
-BLOCKS = (3, 5, 10, 15, 20, 25)
+ADDED = [change for name, change in CHANGES.items() if name not in ("from scratch", "Adam at 2e-3")]
+RUNS["all changes"] = {**PAPER, **{option: given for change in ADDED for option, given in change.items()}}
+BLOCKS = (3, 5, 10, 25)
+TABLE, BEAM, GREEDY, LOOSE = "gad-recipe.csv", "beam 5, generate()", "greedy, generate()", "GAD++"
+GAD_PLUS = TopBeta(3, 1.0)
+MAX_NEW, ROWS = 96, 25
+"""New tokens of a sentence; sentences at once, where nothing is timed."""
 MADE_WITH = "train validation source target updates teacher_updates verifier_updates written batch_tokens "
 MADE_WITH += "block_size shape vocab_size"
 MEASURED_WITH = "test limit timed threads clock"
 """The options that the models depend on, and those that only the table does."""
-COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5")
 
 
 def trained(directory: Path, *arguments: object) -> Path:
@@ -123,43 +140,116 @@ def folder(name: str) -> str:
     return f"drafter-{common.slug(name)}"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Models, and the test set as tokens and text."""
+
+    verifier: Any
+    drafter: NonAutoregressiveModel
+    tokenizer: Tokenizer
+    sources: list[list[int]]
+    references: list[str]
+    clock: common.Clock
+
+    def gad(self, block: int, rule: Any = None) -> System:
+        """Drafts of best tokens."""
+        return lambda: LatticeDrafter(MaskLattices(self.drafter, 1, block), Vanilla()), rule or Exact()
+
+    def decoded(self, system: System, sources: slice = slice(None), rows: int = ROWS) -> Decoded:
+        """Translations in batches."""
+        return decode(self.verifier, self.sources[sources], system, MAX_NEW, rows, self.clock)
+
+    def seconds(self, chosen: Mapping[str, System], timed: int) -> dict[str, list[float]]:
+        """Of the first sentences, one by one, systems in turns; the first of them warms up."""
+        found: dict[str, list[float]] = {name: [] for name in chosen}
+        for number in (0, *range(min(timed, len(self.sources)))):
+            for name, system in chosen.items():
+                found[name] += self.decoded(system, slice(number, number + 1)).seconds
+        return {name: each[1:] for name, each in found.items()}
+
+
+def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
+    verifier, model = load_verifier(arguments.work / "verifier"), NonAutoregressiveModel.from_pretrained(drafter)
+    tokenizer = Tokenizer.from_file(str(arguments.work / "verifier" / "tokenizer.json"))
+    check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))
+    lines = common.read_lines(arguments.test, arguments.limit)
+    sources = [encoded.ids for encoded in tokenizer.encode_batch([line[arguments.source] for line in lines])]
+    references = [line[arguments.target] for line in lines]
+    return Setting(verifier, model, tokenizer, sources, references, common.Clock(arguments.clock, verifier.device))
+
+
+def check_exact(chosen: Mapping[str, System], found: Mapping[str, Decoded]) -> None:
+    """ValueError where exact acceptance wrote another text than `generate()`."""
+    for name, system in chosen.items():
+        if not isinstance(system, dict) and isinstance(system[1], Exact) and found[name].rows != found[GREEDY].rows:
+            different = sum(one != two for one, two in zip(found[name].rows, found[GREEDY].rows, strict=True))
+            raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
+
+
 def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
-    """A line for beam search, greedy decoding and every block size."""
+    """Of every sentence: what every block size commits in how many calls; of beam search and greedy decoding the text's
+    length; milliseconds of the first sentences, systems in turns; where texts differ, what BLEU is made of."""
     sizes = [size for size in BLOCKS if size <= setting.drafter.block_size] or [setting.drafter.block_size]
-    gad: dict[str, System] = {str(k): setting.gad(k) for k in sizes}
-    chosen: dict[str, System] = {GREEDY: {}, "this loop": (NoDrafter, Exact()), **gad, BEAM: {"num_beams": 5}}
-    few = setting.first(timed)
+    chosen: dict[str, System] = {GREEDY: {}, **{str(k): setting.gad(k) for k in sizes}, BEAM: {"num_beams": 5}}
     found = {name: setting.decoded(system) for name, system in chosen.items()}
     check_exact(chosen, found)
-    seconds = {name: sum(each.seconds) for name, each in compared(few, chosen, 1).items()}
-    lines: list[dict[str, Any]] = []
+    taken = setting.seconds(chosen, timed)
+    found[LOOSE] = setting.decoded(setting.gad(sizes[-1], GAD_PLUS))
+    rows: list[dict[str, Any]] = []
     for name, each in found.items():
-        line: dict[str, Any] = dict.fromkeys(COLUMNS)
-        passes = sum(map(len, each.rows)) / len(each.rows)  # one a token
-        if name in gad:
-            loose, passes = setting.decoded(setting.gad(int(name), TopBeta(*GAD_PLUS[0]))), each.iterations
-            line |= {"k": int(name), "tok.": each.tokens_per_call}
-            line |= {"GAD++ tok.": loose.tokens_per_call, "GAD++ BLEU": setting.bleu(loose.rows)}
-        line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows)}
-        line |= {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))}
-        lines.append(line | {"ms": 1e3 * seconds[name] / len(few.sources)})
-    return lines
+        lengths = [len(row) for row in each.rows]
+        texts = [setting.tokenizer.decode(row).strip() for row in each.rows]
+        written = bleu_statistics(texts, setting.references) if name in (GREEDY, BEAM, LOOSE) else repeat(())
+        counts = zip(each.tokens or lengths, each.calls or lengths, written, strict=False)
+        for text, (tokens, calls, statistics) in enumerate(counts):
+            own = f"{1e3 * taken[name][text]:.1f}" if name in taken and text < timed else ""
+            row = {"system": name, "text": text, "tokens": tokens, "calls": calls, "ms": own}
+            rows.append(row | dict(zip_longest(STATISTICS, statistics, fillvalue="")))
+    return rows
 
 
 def result_of(work: Path, name: str) -> Path:
     return work / folder(name) / "measured.json"
 
 
-def show(work: Path, runs: Sequence[str], about: str) -> None:
-    """The table: what needs no drafter once, then every run."""
-    rows: list[dict[str, Any]] = []
-    for name in runs:
-        for line in common.read_json(result_of(work, name)):
-            if line["k"] is not None or name == runs[0]:
-                run = line["run"] if line["k"] is None else name
-                rows.append({column: line[column] for column in COLUMNS} | {"run": run})
-    common.table(about, COLUMNS, [[*row.values()] for row in rows])
-    common.write_csv(work / "table.csv", rows, digits=17)
+def gathered(work: Path, runs: Sequence[str], results: Path) -> None:
+    """The rows of all runs in one file; what needs no drafter, of the first alone but for its times."""
+    rows = [{"run": name} | row for name in runs for row in common.read_json(result_of(work, name))]
+    results.mkdir(parents=True, exist_ok=True)
+    common.write_csv(results / TABLE, rows)
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """A line for every run: tokens per call by block size, GAD++'s and its BLEU, time over greedy decoding's by block
+    size, over beam search's at best; BLEU of greedy decoding and of beam search in the first two lines."""
+    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["run"], row["system"]), []).append(row)
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    sizes = sorted({system for _, system in groups if system.isdigit()}, key=int)
+
+    def numbers(run: str, system: str, *names: str) -> list[np.ndarray]:
+        return [np.array([float(row[name]) for row in groups[run, system] if row[name]]) for name in names]
+
+    def bleu(run: str, system: str) -> str:
+        return f"{bleu_of(np.array(numbers(run, system, *STATISTICS)).sum(axis=1)):.2f}"
+
+    lines = [[name, *[""] * len(sizes), "", bleu(runs[0], name)] for name in (GREEDY, BEAM)]
+    for run in runs:
+        accepted = [common.pooled(*numbers(run, system, "tokens", "calls")) for system in (*sizes, LOOSE)]
+        cells = ["{:.2f} ({:.2f} to {:.2f})".format(*each) for each in accepted]
+        seconds = {system: numbers(run, system, "ms")[0].sum() for system in (GREEDY, BEAM, *sizes)}
+        over = [f"{seconds[GREEDY] / seconds[size]:.2f}" for size in sizes]
+        best = seconds[BEAM] / min(seconds[size] for size in sizes)
+        lines.append([run, *cells, bleu(run, LOOSE), *over, f"{best:.2f}"])
+    return lines
+
+
+def show(results: Path) -> None:
+    rows = common.read_csv(results / TABLE)
+    sizes = sorted({int(row["system"]) for row in rows if row["system"].isdigit()})
+    head = ["run", *(f"{k} masks" for k in sizes), "GAD++", "BLEU", *(f"time, {k}" for k in sizes), "over beam 5"]
+    common.table(f"{len({row['text'] for row in rows})} sentences:", head, table(rows))
 
 
 def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -194,12 +284,12 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=about)
     parser.add_argument("--timed", type=int, default=200, help="number of them that are timed")
     common.clock_options(parser)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts")
     parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     common.set_up(arguments.threads)
     work, measure = arguments.work, arguments.measure
     if measure is not None:  # in a process of its own
-        vars(arguments).update(pairs=[arguments.test], verifier=work / "verifier", lm=None, alpha=0.0)
         common.write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
         return
     claim_options(work, arguments, MADE_WITH)
@@ -209,9 +299,8 @@ def main() -> None:
         run_of(arguments, name, verifier)
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
         common.stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
-    sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
-    about = f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:"
-    show(work, arguments.runs, about)
+    gathered(work, arguments.runs, arguments.results)
+    show(arguments.results)
 
 
 if __name__ == "__main__":

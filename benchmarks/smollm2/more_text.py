@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
-from benchmarks.study.kim_tasks import ALL_TASKS, shingles
+from benchmarks.study.kim_tasks import DOCUMENTS, TASKS, documents, shingles
 from fst.files import save_array
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
@@ -43,6 +43,8 @@ STORED = HERE / "more-text.npz.xz"
 MORE = json.loads((HERE / "more_prompts.json").read_text(encoding="utf-8"))
 EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
 """Files of DIR that are no source of prompts, unless `SOURCES` names them."""
+FIRST_PARTS = range(2)
+"""Of documents, those that the study measured when the prompts were drawn; its later ones refuse what a prompt has."""
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -170,11 +172,15 @@ def evaluation_texts(data: Path) -> Iterator[str]:
         if re.search(EVALUATION, str(path.relative_to(data))) and str(path.relative_to(data)) not in used:
             for row in read_lines(path):
                 yield from strings(row)
-    for task in ALL_TASKS:
-        if task.kind == "continue":  # questions and dialogues are in files of their own
-            for part in (task.tuning, task.test):
-                for item in part(data):
-                    yield item.prompt
+    yield from passages(data)
+
+
+def passages(data: Path) -> Iterator[str]:
+    """Of the study's tasks that continue text; questions and dialogues are in files of their own."""
+    items = [part(data) for name in ("lambada", "wikitext") for part in (TASKS[name].tuning, TASKS[name].test)]
+    items += [documents(path, FIRST_PARTS, sources, data) for path, sources in DOCUMENTS.values()]
+    for each in items:
+        yield from (item.prompt for item in each)
 
 
 def template_shingles() -> set[str]:

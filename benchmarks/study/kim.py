@@ -31,7 +31,7 @@ from benchmarks.decodes import RESULTS
 from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
 from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
-from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts
+from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import load
 from latticebpd.drafters import HeadLattices
@@ -60,7 +60,7 @@ from lm_training.ngram.inputs import Inputs
 from lm_training.ngram.perplexity import perplexity as ngram_perplexity
 
 OWN_TEXT = Path(__file__).parents[1] / "smollm2" / "own-text.npz"
-TUNING, TEST = 8, 24
+TUNING, TEST = 8, 100
 """Texts of a task."""
 NEW_TOKENS = 64
 WIDEST, K = 64, 16
@@ -194,7 +194,7 @@ def general_corpus(work: Path, data: Path) -> Path:
     def make() -> None:
         ids = np.load(people)
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
-        others = [held(row) > 1 for name in PEOPLE if "books" not in name for row in read_lines(data / name)]
+        others = [held(row) not in HELD for name in PEOPLE if "books" not in name for row in read_lines(data / name)]
         free = [True] * (len(documents) - len(others)) + others  # the books come first
         np.save(made, np.concatenate([each for each, is_free in zip(documents, free, strict=True) if is_free][::EVERY]))
 
@@ -263,6 +263,8 @@ FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
 PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
+UPDATES = "4000"
+"""Of the package's heads."""
 EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
 """Systems that rescore heads after a part of their training, by language model."""
 EARLY_SYSTEMS = (*(f"{system}:g4" for system in EARLY["g4"]), "16-best:0-gram", "16-tree:0-gram")
@@ -393,7 +395,7 @@ def coverage(task: str, test: Part, heads: BlockwiseLM) -> list[Row]:
     return rows
 
 
-def qualities(work: Path, task: Task, test: Part) -> list[Row]:
+def qualities(work: Path, task: Task, test: Part, base: Any) -> list[Row]:
     """Quality of the texts: of passages the perplexity of their own continuation, in nats; else percentages."""
     about = read_json(work / "prompts.json")[task.name]["texts"]
     asked, first = Texts.load(work / "prompts.npz"), list(TASKS).index(task.name) * (TUNING + TEST)
@@ -407,7 +409,7 @@ def qualities(work: Path, task: Task, test: Part) -> list[Row]:
         said, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
         if task.kind == "continue":
             count = len(text) - length
-            nats = math.log(perplexity(model(), [(text, length)])) * count
+            nats = math.log(perplexity(base, [(text, length)])) * count
             row |= {"measure": "nats", "value": f"{nats:.3f}", "of": count, "f1": ""}
         elif task.kind == "answer":
             exact, share = exact_match(said, references), f1(said, references)
@@ -452,7 +454,7 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
         "entropy": means,
         "entropy-bins": bins,
         "coverage": coverage(task.name, test, load(MODEL).model),
-        "quality": qualities(work, task, test),
+        "quality": qualities(work, task, test, model()),
         "weights": weights(task.name, tuned),
         "ngrams": ngram_rows(task.name, models, test),
     }
@@ -491,6 +493,26 @@ def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Pat
     return {"rescorers": rows, "rescorers-models": [about], "rescorers-weights": weights(task.name, tuned)}
 
 
+def package_rows(
+    counted: Mapping[str, dict[str, list[Row]]], heads: bool, rescorers: bool
+) -> list[dict[str, list[Row]]]:
+    """What other heads and neural rescorers are compared with: the package's heads, and n-gram models."""
+    found = []
+    columns, sizes = ("task", "text", "tokens", "vanilla"), tuple(f"h{head}" for head in range(1, 10))
+    for each in counted.values():
+        if heads:
+            kept, about = (*columns, *EARLY_SYSTEMS, "oracle", "calls", *sizes), {"updates": UPDATES}
+            pairs = zip(each["calls"], each["entropy"], strict=True)
+            found.append({"heads": [about | {name: (one | other)[name] for name in kept} for one, other in pairs]})
+        for name, lm in (("4-gram", "g4"), ("own 4-gram", "own4")) if rescorers else ():
+            calls = [{column: row[column] for column in (*columns, "oracle")} for row in each["calls"]]
+            pairs = zip(calls, each["calls"], strict=True)
+            found.append(
+                {"rescorers": [{"rescorer": name, **own, "1-best": row[f"1-best:{lm}"]} for own, row in pairs]}
+            )
+    return found
+
+
 def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
     """One file of every kind of count, task after task."""
     joined: dict[str, list[Row]] = {}
@@ -516,7 +538,7 @@ def count_all(
         for kind, further in stored(counts / f"{name}-calibrated-{len(tasks)}.json", make).items():
             rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
-    others = []
+    others = package_rows(rows, bool(heads), bool(rescorers))
     for updates, path in heads.items():
         drawn = lattices_of_heads(work, path, updates, found, tasks)
         for name in tasks:

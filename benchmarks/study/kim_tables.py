@@ -27,8 +27,6 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {"all": "all"}
 KINDS = {"continue": "LM", "answer": "QA", "summarise": "summary"}
 K = 16
 PAGES = ("kim.md", "kim_models.md")
-UPDATES = "2000"
-"""Of the package's heads."""
 GAINS = {
     "1-best, 4-gram": ("1-best:g4", "vanilla"),
     "16-best, 0-gram": ("16-best:0-gram", "vanilla"),
@@ -72,12 +70,11 @@ class Counts:
 
     @cached_property
     def stages(self) -> dict[str, list[Row]]:
-        """Calls and mean entropies of every text by updates of the heads, rising; the last are the package's heads."""
+        """Calls and mean entropies of every text by updates of the heads, rising."""
         found: dict[str, list[Row]] = {}
         for row in self.rows("heads"):
             found.setdefault(row["updates"], []).append(row)
-        last = [one | other for one, other in zip(self.calls, self.rows("entropy"), strict=True)]
-        return dict(sorted((found | {UPDATES: last}).items(), key=lambda item: int(item[0])))
+        return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
     @cached_property
     def rescorers(self) -> dict[str, list[Row]]:
@@ -92,9 +89,8 @@ class Counts:
         return pooled(self.column("tokens", task, rows), self.column(system, task, rows))
 
     def gain(self, task: str, system: str, over: str = "vanilla", rows: Sequence[Row] | None = None) -> Interval:
-        """Of tokens per call, in %; ``rows`` may have the system's calls, where it is none of all rows'."""
-        tokens, own = self.column("tokens", task), self.column(system, task, rows)
-        others = self.column(over, task, rows if rows is None or over in rows[0] else None)
+        """Of tokens per call, in %."""
+        tokens, own, others = (self.column(name, task, rows) for name in ("tokens", system, over))
         value, low, high = pooled(tokens, own, (tokens, others))
         return 100 * value, 100 * low, 100 * high
 
@@ -120,20 +116,23 @@ def gained(value: Interval) -> str:
 
 
 # ---------------------------------------------------------------- tables
+def quality(counts: Counts, task: str) -> str:
+    """Perplexity of passages' own continuations, exact match and F1 of answers, ROUGE-L of summaries."""
+    own = [row for row in counts.rows("quality") if row["task"] == task]
+    value, of = (counts.column(name, task, own) for name in ("value", "of"))
+    measure, found = own[0]["measure"], pooled(value, of)
+    if measure == "nats":
+        return "perplexity " + valued((math.exp(found[0]), math.exp(found[1]), math.exp(found[2])), 1)
+    if measure == "ROUGE-L":
+        return f"ROUGE-L {valued(found, 1)}"
+    return f"exact {found[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
+
+
 def table_1(counts: Counts) -> str:
     """Task quality and block efficiency."""
-    quality = counts.rows("quality")
 
     def cells(task: str) -> list[str]:
-        own = [row for row in quality if row["task"] == task]
-        value, of = (counts.column(name, task, own) for name in ("value", "of"))
-        measure, found = own[0]["measure"], pooled(value, of)
-        if measure == "nats":
-            text = "perplexity " + valued((math.exp(found[0]), math.exp(found[1]), math.exp(found[2])), 1)
-        elif measure == "ROUGE-L":
-            text = f"ROUGE-L {valued(found, 1)}"
-        else:
-            text = f"exact {found[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
+        text = quality(counts, task)
         tokens = counts.column("tokens", task)
         efficiencies = (counts.efficiency(task, each) for each in ("vanilla", "oracle"))
         return [KINDS[TASKS[task].kind], f"{len(tokens)}", f"{tokens.sum():,.0f}", text, *map(valued, efficiencies)]
@@ -275,6 +274,32 @@ def table_10(counts: Counts) -> str:
     return counts.table(["h=3", "h=6", "h=9", "oracle, h=3", "h=6", "h=9"], cells)
 
 
+COSTED = {
+    "vanilla": "vanilla",
+    "1-best, 4-gram": "1-best:g4",
+    "16-best, 0-gram": "16-best:0-gram",
+    "16-best, 4-gram": "16-best:g4",
+    "16-node tree, 4-gram": "16-tree:g4",
+    "16 nodes, calibrated": "16-calibrated:own4-all",
+}
+"""Systems of table 11 and figure 2."""
+
+
+def costs(counts: Counts, system: str) -> tuple[float, float, float]:
+    """Over all texts: tokens per call; calls, and so readings of the weights, per token; tokens computed per token, the
+    last accepted one included."""
+    tokens, calls = counts.column("tokens", "all").sum(), counts.column(system, "all").sum()
+    verified = counts.column(system, "all", counts.rows("verified")).sum()
+    return tokens / calls, calls / tokens, (calls + verified) / tokens
+
+
+def table_11(counts: Counts) -> str:
+    """What a token costs, against greedy decoding's one call and one computed token."""
+    found = {title: costs(counts, system) for title, system in COSTED.items() if system in counts.calls[0]}
+    lines = [[title, *(f"{each:.2f}" for each in values)] for title, values in [("greedy", (1, 1, 1)), *found.items()]]
+    return markdown(["", "tokens per call", "weights read per token", "tokens computed per token"], lines)
+
+
 def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) -> Interval:
     """A gain, in %, of heads after so many updates."""
     return counts.gain(task, system, over, counts.stages[updates])
@@ -290,7 +315,7 @@ def gain_difference(counts: Counts, first: str, second: str, system: str, over: 
             gains.append(100 * (others / calls - 1))
         return gains[1] - gains[0]
 
-    return interval(measure, len(counts.calls))
+    return interval(measure, len(counts.stages[first]))
 
 
 def table_heads(counts: Counts) -> str:
@@ -325,19 +350,20 @@ def table_heads_tasks(counts: Counts) -> str:
 
 def table_rescorers(counts: Counts) -> str:
     """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
-    every, columns = counts.rows("rescorers"), {}
-    for name, lm in (("4-gram", "g4"), ("own 4-gram", "own4")):
-        columns[f"1-best, {name}"] = f"1-best:{lm}", counts.calls
-    for name in counts.rescorers:
-        columns[f"1-best, {name}"] = "1-best", [row for row in every if row["rescorer"] == name]
+    columns: dict[str, list[Row]] = {}
+    for row in counts.rows("rescorers"):
+        columns.setdefault(row["rescorer"], []).append(row)
     found = {(row["task"], name): float(row["perplexity"]) for name, rows in counts.rescorers.items() for row in rows}
 
     def cells(task: str) -> list[str]:
-        gains = [gained(counts.gain(task, system, rows=rows)) for system, rows in columns.values()]
+        gains = [gained(counts.gain(task, "1-best", rows=rows)) for rows in columns.values()]
         perplexities = (f"{found[task, name]:.0f}" for name in counts.rescorers if (task, name) in found)
-        return [f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *gains, " / ".join(perplexities)]
+        vanilla = counts.efficiency(task, "vanilla", next(iter(columns.values())))[0]
+        return [f"{vanilla:.2f}", *gains, " / ".join(perplexities)]
 
-    return counts.table(["vanilla", *columns, f"perplexity: {' / '.join(counts.rescorers)}"], cells)
+    return counts.table(
+        ["vanilla", *(f"1-best, {name}" for name in columns), f"perplexity: {' / '.join(counts.rescorers)}"], cells
+    )
 
 
 # ---------------------------------------------------------------- entropy
@@ -441,6 +467,27 @@ def band(axes: Any, at: Sequence[int], values: Iterable[Interval], number: int, 
 
 
 @rc_context(STYLE)
+def figure_2(counts: Counts) -> Figure:
+    """Every system's tokens per call and its costs a token, relative to vanilla drafts."""
+    figure = Figure(figsize=(8.4, 2.8), layout="constrained")
+    axes, vanilla = figure.subplots(), np.array(costs(counts, "vanilla"))
+    systems = {title: system for title, system in COSTED.items() if system in counts.calls[0] and title != "vanilla"}
+    for number, title in enumerate(systems):
+        relative = np.array(costs(counts, systems[title])) / vanilla
+        at, style = np.arange(3) + 0.16 * number, {"color": SERIES[number].light, "label": title}
+        bars = axes.bar(at, relative - 1, 0.15, bottom=1, **style)
+        axes.bar_label(bars, [f"{each:.2f}" for each in relative], fontsize=6.5)
+    axes.axhline(1, color=FAINT.light, linewidth=0.8)
+    names = ("tokens per call", "weights read per token", "tokens computed per token")
+    axes.set(yscale="log", ylabel="vanilla drafts = 1 (log scale)", ylim=(0.38, 9))
+    axes.set_xticks(np.arange(3) + 0.08 * (len(systems) - 1), names)
+    axes.set_yticks((0.5, 1, 2, 4, 8), ("0.5", "1", "2", "4", "8"))
+    axes.minorticks_off()
+    axes.legend(fontsize=7)
+    return figure
+
+
+@rc_context(STYLE)
 def figure_3(counts: Counts) -> Figure:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -513,10 +560,10 @@ def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[s
     return {each.__name__.removeprefix(prefix).replace("_", "-"): each for each in functions}
 
 
-KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10)
+KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10, table_11)
 FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_heads_tasks, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
-FIGURES = by_name("", (figure_3, figure_6, figure_7, figure_heads))
+FIGURES = by_name("", (figure_2, figure_3, figure_6, figure_7, figure_heads))
 
 
 def refreshed(page: str, counts: Counts) -> str:

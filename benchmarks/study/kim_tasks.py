@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.common import read_lines
 from latticebpd.target.chat import PlainText
 
+TUNING_PARTS, TEST_PARTS, HELD = range(1), range(1, 4), range(4)
+"""Of 25 parts of documents those with texts to tune and to test; n-gram models may not read them."""
 SHINGLE = 8
 """Words in a row that no text may share with what the heads were trained on."""
 PROMPT_TOKENS = 96
@@ -85,7 +87,7 @@ def wikitext(part: str, articles: slice, each: int, data: Path) -> Iterator[Item
         paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
         runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]
         for number, run in enumerate(sorted(runs, key=lambda run: -len(run.split()))[:each]):
-            if len(run.split()) >= 70:
+            if len(run.split()) >= 45:
                 yield Item(untokenised(run), (), f"{row['id']}#{number}")
 
 
@@ -104,23 +106,23 @@ def dialogues(path: str, data: Path) -> Iterator[Item]:
 
 
 def held(row: dict[str, Any]) -> int:
-    """0 and 1: tuning and test documents, one in 25 each; every other number: text that n-gram models may read."""
+    """0: tuning documents, one in 25; 1 to 3: test documents; every other number: text that n-gram models may read."""
     return int.from_bytes(hashlib.sha256(str(row["id"]).encode()).digest()[:4]) % 25
 
 
-def documents(path: str, part: int, sources: tuple[str, ...], data: Path) -> Iterator[Item]:
-    """A passage from the middle of every document of a part."""
+def documents(path: str, parts: range, sources: tuple[str, ...], data: Path) -> Iterator[Item]:
+    """A passage from the middle of every document of the parts."""
     for row in mixed(read_lines(data / path)):
-        if held(row) == part and row["source"].startswith(sources):
+        if held(row) in parts and row["source"].startswith(sources):
             text = row["text"]
             begin = text.find("\n", len(text) // 3) + 1
             yield Item(text[begin : begin + 2000].strip("\n"), (), row["id"])
 
 
 def others(path: str, sources: tuple[str, ...], data: Path) -> Iterator[str]:
-    """The documents of neither part."""
+    """The documents of no part that is held out."""
     for row in mixed(read_lines(data / path)):
-        if held(row) > 1 and row["source"].startswith(sources):
+        if held(row) not in HELD and row["source"].startswith(sources):
             yield row["text"]
 
 
@@ -148,9 +150,10 @@ def wikitext_articles(data: Path) -> Iterator[str]:
     return (untokenised(row["text"]) for row in read_lines(data / "wikitext2/wikitext2-valid.jsonl")[:44])
 
 
-def plain(name: str, title: str, path: str, sources: tuple[str, ...] = ("",)) -> Task:
+def plain(name: str, title: str) -> Task:
     """Documents to be continued."""
-    tuning, test = (partial(documents, path, part, sources) for part in (0, 1))
+    path, sources = DOCUMENTS[name]
+    tuning, test = (partial(documents, path, parts, sources) for parts in (TUNING_PARTS, TEST_PARTS))
     return Task(name, title, "continue", tuning, test, partial(others, path, sources))
 
 
@@ -161,29 +164,37 @@ def answers(name: str, title: str, files: tuple[str, str], is_tuning: Any, is_te
 
 
 NEWS = ("GSA/digitalgov.gov", "rust-lang/blog", "18F/", "amir-zeldes/gum")
+DOCUMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "code": ("code/code-000.jsonl.xz", ("",)),
+    "docs": ("text/docs-000.jsonl.xz", ("",)),
+    "news": ("text/news-000.jsonl.xz", NEWS),
+}
+"""File and sources."""
 SQUAD, XQUAD, POLICY = "qa/squad-dev.jsonl", "qa/xquad-en-test.jsonl", "qa/policyqa-test.jsonl"
 SQUAD_TRAIN, POLICY_DEV = "qa/squad-train.jsonl", "qa/policyqa-dev.jsonl"
 TEST_ARTICLES = ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change")
 TUNED_SITES = ("neworleansonline.com", "zacks.com")
-ARTICLES: Any = ("Civil_disobedience".__eq__, TEST_ARTICLES.__contains__)
+TUNED_ARTICLE = "Civil_disobedience"
+ARTICLES: Any = (TUNED_ARTICLE.__eq__, TEST_ARTICLES.__contains__)
+OTHERS: Any = (TUNED_ARTICLE.__eq__, lambda title: title != TUNED_ARTICLE and title not in TEST_ARTICLES)
 SITES: Any = (TUNED_SITES.__contains__, lambda title: title not in TUNED_SITES)
-LAMBADA = (partial(lambada, slice(0, None, 60)), partial(lambada, slice(7, None, 30)), lambada_books)
+LAMBADA = (partial(lambada, slice(0, None, 60)), partial(lambada, slice(7, None, 20)), lambada_books)
 WIKITEXT = (
     partial(wikitext, "valid", slice(44, None), 2),
-    partial(wikitext, "test", slice(None), 2),
+    partial(wikitext, "test", slice(None), 6),
     wikitext_articles,
 )
 DIALOGSUM = (*(partial(dialogues, f"summ/dialogsum-{part}.jsonl") for part in ("dev", "test")), summarised)
 ALL_TASKS = (
     Task("lambada", "LAMBADA", "continue", *LAMBADA),
     Task("wikitext", "WikiText-2", "continue", *WIKITEXT),
-    answers("squad", "SQuAD", (SQUAD, SQUAD_TRAIN), *ARTICLES, (1, 1)),
-    answers("xquad", "XQuAD-en", (XQUAD, SQUAD_TRAIN), *ARTICLES, (3, 4)),
+    answers("squad", "SQuAD", (SQUAD, SQUAD_TRAIN), *ARTICLES, (1, 2)),
+    answers("xquad", "XQuAD-en", (XQUAD, SQUAD_TRAIN), *OTHERS, (3, 2)),
     answers("policyqa", "PolicyQA", (POLICY, POLICY_DEV), *SITES, (1, 1)),
     Task("dialogsum", "DialogSum", "summarise", *DIALOGSUM),
-    plain("code", "Python code", "code/code-000.jsonl.xz"),
-    plain("docs", "documentation", "text/docs-000.jsonl.xz"),
-    plain("news", "news", "text/news-000.jsonl.xz", NEWS),
+    plain("code", "Python code"),
+    plain("docs", "documentation"),
+    plain("news", "news"),
 )
 TASKS = {task.name: task for task in ALL_TASKS}
 
@@ -204,10 +215,10 @@ INSTRUCTIONS = {kind: shingles(form) for kind, form in (("answer", QUESTION), ("
 
 
 def chosen(
-    task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText
+    task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText, most_prompt: int = MOST_PROMPT
 ) -> tuple[list[dict[str, Any]], int]:
     """The first ``count`` texts: ``tokens`` with ``prompt_tokens`` of prompt, references and source; and how many
-    were refused.
+    were refused.  Prompts of more than ``most_prompt`` tokens are passed over.
 
     What a passage is continued with is in its tokens and its reference alike; a question's tokens are its prompt.
     """
@@ -227,7 +238,7 @@ def chosen(
         else:
             tokens = chat.prompt([item.prompt])
             prompt_tokens = len(tokens)
-            if len(tokens) > MOST_PROMPT:
+            if len(tokens) > most_prompt:
                 continue
         about = {"references": item.references, "source": item.source}
         found.append({"tokens": tokens, "prompt_tokens": prompt_tokens, **about})

@@ -3,6 +3,7 @@
     python -m benchmarks.study.stern --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
         --test multi30k-test_2016_flickr.jsonl                     # from scratch; the same command resumes
     python -m benchmarks.study.stern                              # tables and figure again, from results/*.csv
+    python -m benchmarks.study.stern --sweep ...                  # learning rates and updates of fine-tuning
 
 *Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn human translations.  *Distilled*: the teacher
 trained further on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the
@@ -22,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sacrebleu
 import torch
 from matplotlib import rc_context
@@ -61,7 +63,11 @@ OBJECTIVES = {"fine-tuned": "joint", "both": "joint", OURS: "position"}
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
 """Widened while the best is at an end."""
 NODES = (8, 16)
-TABLE, SPEED = "stern.csv", "stern-speed.csv"
+TABLE, SPEED, SWEEP = "stern.csv", "stern-speed.csv", "stern-sweep.csv"
+BASE_RATE = 3e-4
+"""Peak rate of a fine-tuned base model; its heads' is 1e-3."""
+SWEPT = ((3e-5, 100), (3e-4, 100), (3e-5, 400), (1e-4, 400), (3e-4, 400), (1e-3, 400))
+"""Rates and updates of *both* at the largest k: what does the joint loss cost because of them?"""
 PAPER = {
     "regular": {2: (25.81, 1.51), 4: (25.84, 1.73), 6: (26.08, 1.76), 8: (25.82, 1.76), 10: (25.69, 1.74)},
     "distilled": {2: (26.52, 1.55), 4: (26.31, 1.85), 6: (26.26, 1.90), 8: (26.25, 1.91), 10: (26.34, 1.90)},
@@ -105,9 +111,15 @@ class Study:
         """The directory of a setting's heads."""
         return self.work / (f"heads-{common.slug(setting)}-{k}" if setting in STARTS else f"heads-{setting}")
 
-    def model(self, setting: str, k: int) -> BlockwiseLM:
-        """The heads of a setting, made if they are missing; frozen ones in one run for all k."""
+    def model(self, setting: str, k: int, rate: float = BASE_RATE, updates: int | None = None) -> BlockwiseLM:
+        """The heads of a setting, made if they are missing; frozen ones in one run for all k.
+
+        rate, updates: of a fine-tuned base model, where they are not those of the table.
+        """
         frozen, given, directory = setting not in STARTS, self.arguments, self.heads(setting, k)
+        tuning_updates = updates or given.tuning_updates
+        if (rate, tuning_updates) != (BASE_RATE, given.tuning_updates):
+            directory = directory.with_name(f"{directory.name}-{rate:g}-{tuning_updates}")
 
         def make() -> None:
             base = load_translator(self.base(setting))
@@ -117,8 +129,8 @@ class Study:
                 heads, steps = new_heads(base, "feed-forward", max(given.k), given.width), given.head_updates
                 chosen: dict[str, Any] = {"learning_rate": 2e-3}
             else:
-                heads, steps = decodes.fewer_heads(start, k), given.tuning_updates
-                chosen = {"fine_tune": True, "base_learning_rate": 3e-4, "objective": OBJECTIVES[setting]}
+                heads, steps = decodes.fewer_heads(start, k), tuning_updates
+                chosen = {"fine_tune": True, "base_learning_rate": rate, "objective": OBJECTIVES[setting]}
             save_tokenizer(self.tokenizer, directory)
             chosen |= {"warmup_steps": 20, "validation_every": steps, "serving_prompts": 0}
             train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, HeadTraining(steps=steps, **chosen))
@@ -196,6 +208,40 @@ def measure(study: Study) -> None:
             rows += trees(study, setting, wanted)
         common.write_csv(given.results / TABLE, rows)
     common.write_csv(given.results / SPEED, speeds(study))
+
+
+def sweep(study: Study) -> list[dict[str, Any]]:
+    """*Both* at the largest k with other rates and updates, and its frozen start: what every sentence commits in how
+    many calls, and the counts that its BLEU is made of."""
+    k, rows = max(study.arguments.tuned_k), []
+    for rate, updates in ((0.0, 0), *SWEPT):
+        model = study.model("both", k, rate, updates) if updates else study.model(STARTS["both"], k)
+        name = f"sweep-{rate:g}-{updates}"
+        found = study.decoded(name, model, vanilla(model, k), Exact())
+        if found.rows != study.greedy(name, model.base):
+            raise ValueError(f"rate {rate:g}, {updates} updates: expected generate()'s texts, got others")
+        texts = [study.tokenizer.decode(row).strip() for row in found.rows]
+        counts = zip(found.tokens, found.calls, decodes.bleu_statistics(texts, study.references), strict=True)
+        about = {"k": k, "rate": f"{rate:g}", "updates": updates}
+        for number, (tokens, calls, own) in enumerate(counts):
+            row = about | {"text": number, "tokens": tokens, "calls": calls}
+            rows.append(row | dict(zip(decodes.STATISTICS, own, strict=True)))
+        common.write_csv(study.arguments.results / SWEEP, rows)
+    return rows
+
+
+def swept(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Rates and updates, then BLEU and mean accepted block size with their intervals, from `sweep`'s rows."""
+    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["rate"], row["updates"]), []).append(row)
+    lines = []
+    for (rate, updates), own in groups.items():
+        counts = np.array([[int(row[name]) for name in ("tokens", "calls", *decodes.STATISTICS)] for row in own])
+        score = common.interval(lambda at, of=counts[:, 2:]: decodes.bleu_of(of[at].sum(axis=-2)), len(counts))
+        ends = (score, common.pooled(*counts[:, :2].T))
+        lines.append([rate, updates, *("{:.2f} ({:.2f} to {:.2f})".format(*each) for each in ends)])
+    return lines
 
 
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
@@ -318,6 +364,8 @@ def main() -> None:
     study_options(parser)
     about = "those with a fine-tuned base model"
     parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help=about)
+    about = "fine-tune with other rates and numbers of updates instead"
+    parser.add_argument("--sweep", action="store_true", help=about)
     parser.add_argument("--teacher-updates", type=int, default=1800)
     parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
     about = "number of training sentences that are translated anew, and learnt by heads"
@@ -333,13 +381,18 @@ def main() -> None:
     arguments = parser.parse_args()
     common.set_up()
     if has_work(arguments):
-        names = vars(arguments).keys() - {"work", "results", "tuned_k"}
+        names = vars(arguments).keys() - {"work", "results", "tuned_k", "sweep"}
         claim_options(arguments.work, arguments, " ".join(sorted(names)))
         fewer = arguments.work / "validation.jsonl"
         common.stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
         arguments.validation, arguments.updates = fewer, arguments.teacher_updates
-        measure(Study(arguments))
-    draw(arguments.results)
+        study = Study(arguments)
+        sweep(study) if arguments.sweep else measure(study)
+    if arguments.sweep:
+        head = ("base model's rate", "updates", "BLEU", "mean accepted block size")
+        print(common.markdown(head, swept(common.read_csv(arguments.results / SWEEP))))
+    else:
+        draw(arguments.results)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def drafter(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or sentence pairs (.npz)."),
     validation: Path = VALIDATION,
     model: Path = typer.Option(..., help="Directory of the verifier, whose weights initialise the drafter."),
+    from_scratch: bool = typer.Option(False, "--from-scratch", help="Begin with random weights instead."),
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(True, help="Predict the first token at the last text position, not at a mask."),
@@ -53,10 +54,13 @@ def drafter(
     torch.manual_seed(options.seed)
     chosen = (block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional)
     new = NonAutoregressiveModel.like(verifier, mask, *chosen)
+    if from_scratch:
+        new.reset()
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with training_run(output, options, device) as process:
         if is_new_run(output, process):
-            err.print(f"{output}: begins with the verifier's encoder, embeddings and first {layers} decoder layers")
+            start = f"the verifier's encoder, embeddings and first {layers} decoder layers"
+            err.print(f"{output}: begins with {'random weights' if from_scratch else start}")
             with replacing_files(output) as folder:
                 tokenizer.save_pretrained(folder)
         train_drafter(new, verifier, learnt, held_out, output, options, process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import subprocess
@@ -15,6 +14,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from benchmarks.common import read_csv
+from benchmarks.decodes import Decoded, ended
+from latticebpd import Exact, NoDrafter, TopBeta
 from latticebpd.drafters.masks.mask_network import DRAFTER_CONFIG
 from lm_training.training.training_loop import STATE_WEIGHTS
 from tests.helpers.sentences import sentence_files
@@ -45,7 +47,7 @@ def command(tmp_path: Path) -> list[str]:
         "--timed",
         "2",
     ]
-    return [*files, "--work", str(tmp_path / "work"), *small]
+    return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path), *small]
 
 
 def begun_with(directory: Path) -> dict[str, Any]:
@@ -59,10 +61,26 @@ def test_every_run_changes_what_its_name_says_and_the_last_one_all(recipe: Modul
         return iter(recipe.RUNS[name].values())
 
     paper = set(options("paper")) - {""}
-    assert paper == {"--no-anchored", "--bidirectional-text", "--windows 1", "--slot-decay 1.0", "--reveal 0.5 0.3"}
-    changed = {name: set(options(name)) - paper - {""} for name in recipe.RUNS}
-    assert changed["all changes"] == set.union(*(each for name, each in changed.items() if name != "all changes"))
-    assert [len(each) for each in changed.values()] == [0, 1, 1, 1, 2, 1, 5]
+    assert paper == {
+        "--no-anchored", "--bidirectional-text", "--windows 1", "--slot-decay 1.0", "--reveal 0.5 0.3",
+        "--label-smoothing 0.1", "--learning-rate 5e-4 --muon-learning-rate 0",
+    }  # fmt: skip
+    changed = {name: {*recipe.RUNS[name].items()} - {*recipe.PAPER.items()} for name in recipe.RUNS}
+    assert [len(each) for each in changed.values()] == [0, 1, 1, 2, 1, 1, 1, 2, 1, 7]
+    theirs = {"paper", "from scratch", "Adam at 2e-3", "all changes"}
+    assert changed["all changes"] == set.union(*(each for name, each in changed.items() if name not in theirs))
+
+
+def test_texts_end_with_the_first_end_of_text() -> None:
+    assert ended([4, 5, 0, 7, 0], 0) == [4, 5, 0]
+    assert ended([4, 5], 0) == [4, 5]
+
+
+def test_exact_systems_must_write_greedy_texts_and_lenient_ones_need_not(recipe: ModuleType) -> None:
+    found = {recipe.GREEDY: Decoded([[4, 0], [5, 0]]), "GAD": Decoded([[4, 0], [6, 0]])}
+    recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, TopBeta(3, 1.0))}, found)
+    with pytest.raises(ValueError, match=r"GAD: expected generate\(\)'s texts, got 1 others"):
+        recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, Exact())}, found)
 
 
 def test_a_directory_of_another_recipe_is_refused(
@@ -108,11 +126,9 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(
 
     run("paper")
     work = tmp_path / "work"
-    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file() and path.name != "table.csv"}
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     printed = run("paper", "all changes")
-    assert all(
-        path.stat().st_mtime_ns == written for path, written in before.items()
-    )  # what was there was not made again
+    assert all(path.stat().st_mtime_ns == written for path, written in before.items())  # nothing was made again
 
     paper, ours = (begun_with(work / recipe.folder(name)) for name in ("paper", "all changes"))
     layout = ("anchored", "bidirectional", "windows", "slot_decay", "reveal", "dropout", "smallest_block")
@@ -122,20 +138,16 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(
     assert paper["data"] == ours["data"]
     assert json.loads((work / recipe.folder("paper") / DRAFTER_CONFIG).read_text())["bidirectional"]
 
-    with (work / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["run"], row["k"]) for row in rows] == [
-        ("greedy, generate()", ""), ("this loop", ""), ("paper", "3"), ("paper", "5"), ("beam 5, generate()", ""),
-        ("all changes", "3"), ("all changes", "5"),
-    ]  # fmt: skip
-    greedy = rows[0]
-    assert float(greedy["over greedy"]) == 1
+    rows = read_csv(tmp_path / recipe.TABLE)
+    assert len(rows) == 2 * 5 * 5  # runs, systems, sentences
     for row in rows:
-        assert float(row["ms"]) > 0
-        assert f"| {row['run']} | {row['k']} |" in printed
-        if row["k"]:
-            assert row["BLEU"] == greedy["BLEU"]  # exact
-            assert 1 <= float(row["tok."]) <= int(row["k"]) + 1
-            assert float(row["passes"]) * float(row["tok."]) == pytest.approx(
-                float(greedy["passes"])
-            )  # the first pass among them
+        if row["system"].isdigit():
+            assert 1 <= int(row["tokens"]) / int(row["calls"]) <= int(row["system"]) + 1
+        assert bool(row["ms"]) == (int(row["text"]) < 2 and row["system"] != recipe.LOOSE)
+    lengths = {(row["run"], row["text"], row["system"]): row["tokens"] for row in rows if row["system"] != recipe.LOOSE}
+    for (run_, text, system), tokens in lengths.items():
+        if system != recipe.BEAM:  # exact
+            assert tokens == lengths[run_, text, recipe.GREEDY]
+    assert [line[0] for line in recipe.table(rows)] == [recipe.GREEDY, recipe.BEAM, "paper", "all changes"]
+    for line in recipe.table(rows):
+        assert f"| {' | '.join(line[:2])} " in printed

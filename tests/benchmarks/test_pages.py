@@ -25,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
+from benchmarks.study.stern import swept
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
@@ -428,12 +429,13 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],
-    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 10,
+    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,
     "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 5,
     "benchmarks/study/stern.md": [
         stern_table,
         stern_rules,
         stern_trees,
+        lambda: swept(read_csv(STUDY / "stern-sweep.csv")),
         lambda: speeds("stern-speed.csv", ("distilled", "both", "both, ours")),
     ],
     "benchmarks/study/superresolution.md": [

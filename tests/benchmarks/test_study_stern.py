@@ -77,6 +77,29 @@ def test_accepted_tokens_are_pooled_over_texts() -> None:
     assert (accepted, low, high) == (3, 1, 5)
 
 
+def test_a_sweep_is_summed_over_its_sentences() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    from benchmarks.study.stern import swept
+
+    written, wanted = (
+        ["ein Hund läuft über das Gras", "zwei Kinder"],
+        ["ein Hund rennt über das Gras", "zwei Kinder lesen"],
+    )
+    statistics = decodes.bleu_statistics(written, wanted)
+    bleu = sacrebleu.corpus_bleu(written, [wanted]).score
+    assert float(decodes.bleu_of(np.sum(statistics, axis=0))) == pytest.approx(bleu)
+    rows = [
+        {"rate": rate, "updates": "5", "tokens": "4", "calls": calls}
+        | dict(zip(decodes.STATISTICS, map(str, each), strict=True))
+        for rate, calls in (("0.1", "2"), ("0.2", "4"))
+        for each in statistics
+    ]
+    first, second = swept(rows)
+    assert [first[:2], second[:2]] == [["0.1", "5"], ["0.2", "5"]]
+    assert first[2].startswith(f"{bleu:.2f} (")
+    assert (first[3], second[3]) == ("2.00 (2.00 to 2.00)", "1.00 (1.00 to 1.00)")
+
+
 @pytest.mark.slow
 def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list[str], tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")

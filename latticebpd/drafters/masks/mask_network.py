@@ -228,6 +228,10 @@ class NonAutoregressiveModel(nn.Module):
             base.generation_config = copy.deepcopy(verifier.generation_config)
         return drafter.to(verifier.device)
 
+    def reset(self) -> None:
+        """Give all weights new random values, as of a model that was never trained."""
+        self.base.load_state_dict(type(self.base)(self.base.config).state_dict())
+
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write the model; each file is complete or absent."""
         directory = Path(directory)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import generate
-from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
+from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, load_verifier, masked_columns
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import encode_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.families.masks import UNLABELLED, DrafterObjective, Windows, glance, train_drafter
@@ -357,6 +357,14 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(
     )
     assert model.mask_token_id == bpe.token_to_id("<|mask|>")
     assert model.tokenizer_fingerprint == vocabulary_fingerprint(bpe.get_vocab())
+    again = [tmp_path / "scratch" if each == tmp_path / "new" else each for each in new]
+    status, _, err = run(*again, "--model", verifier, "--from-scratch", "--learning-rate", 0, "--muon-learning-rate", 0)
+    assert status == 0, err
+    assert "begins with random weights" in " ".join(err.split())
+    scratch, own = NonAutoregressiveModel.from_pretrained(tmp_path / "scratch").base, load_verifier(verifier)
+    for name, weight in scratch.state_dict().items():
+        is_random = weight.ndim == 2 and weight.shape[0] > 1 and "positions" not in name
+        assert torch.equal(weight, own.state_dict()[name]) != is_random, name
     status, _, err = run(*new, "--model", drafter)
     assert status == 2
     assert "expected an autoregressive model as verifier, got a non-autoregressive drafter" in err
