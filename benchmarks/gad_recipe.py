@@ -234,7 +234,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     def bleu(run: str, system: str) -> str:
         return f"{bleu_of(np.array(numbers(run, system, *STATISTICS)).sum(axis=1)):.2f}"
 
-    lines = [[name, *[""] * len(sizes), "", bleu(runs[0], name)] for name in (GREEDY, BEAM)]
+    empty = [""] * len(sizes)
+    lines = [[name, *empty, "", bleu(runs[0], name), *empty, ""] for name in (GREEDY, BEAM)]
     for run in runs:
         accepted = [common.pooled(*numbers(run, system, "tokens", "calls")) for system in (*sizes, LOOSE)]
         cells = ["{:.2f} ({:.2f} to {:.2f})".format(*each) for each in accepted]
@@ -248,7 +249,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
 def show(results: Path) -> None:
     rows = common.read_csv(results / TABLE)
     sizes = sorted({int(row["system"]) for row in rows if row["system"].isdigit()})
-    head = ["run", *(f"{k} masks" for k in sizes), "GAD++", "BLEU", *(f"time, {k}" for k in sizes), "over beam 5"]
+    head = ["run", *(f"{k} masks" for k in sizes), "GAD++", "its BLEU", *(f"time, {k}" for k in sizes), "over beam 5"]
     common.table(f"{len({row['text'] for row in rows})} sentences:", head, table(rows))
 
 

@@ -22,6 +22,7 @@ from benchmarks import (
     bench_precision,
     bench_rescoring,
     bench_word_lattices,
+    gad_recipe,
 )
 from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
@@ -419,7 +420,10 @@ PAGES: dict[str, list[Table]] = {
         harness,
         servers,
     ],
-    "benchmarks/gad_recipe.md": [OLD + "decodes of seven runs' drafters"],
+    "benchmarks/gad_recipe.md": [
+        lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe.csv")),
+        OLD + "decodes of seven runs' drafters",
+    ],
     "benchmarks/jacobi.md": [rows_of("jacobi.csv", bench_jacobi.lines_of)],
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
     "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
