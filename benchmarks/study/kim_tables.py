@@ -503,9 +503,11 @@ def figure_3(counts: Counts) -> Figure:
     left.legend(fontsize=8)
     peaks = [h_max(each)[0] for each in means]
     right.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
-    small = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7, "color": FAINT.light}
-    for peak, efficiency, name in zip(peaks, efficiencies, counts.tasks, strict=True):
-        right.annotate(TITLES[name], (peak, efficiency), **small)
+    small = {"textcoords": "offset points", "fontsize": 7, "color": FAINT.light}
+    marks = sorted(zip(peaks, efficiencies, counts.tasks, strict=True))
+    for before, (peak, efficiency, name) in zip([(0, 0, ""), *marks], marks, strict=False):
+        is_close = before[0] == peak and efficiency - before[1] < 0.01
+        right.annotate(TITLES[name], (peak, efficiency), xytext=(4, 11 if is_close else 3), **small)
     right.set(xlabel="h_max", ylabel="block efficiency, vanilla", xlim=(0.5, 10.5))
     return figure
 

@@ -117,9 +117,8 @@ class Study:
         rate, updates: of a fine-tuned base model, where they are not those of the table.
         """
         frozen, given, directory = setting not in STARTS, self.arguments, self.heads(setting, k)
-        tuning_updates = updates or given.tuning_updates
-        if (rate, tuning_updates) != (BASE_RATE, given.tuning_updates):
-            directory = directory.with_name(f"{directory.name}-{rate:g}-{tuning_updates}")
+        if not frozen and (rate, updates or given.tuning_updates) != (BASE_RATE, given.tuning_updates):
+            directory = directory.with_name(f"{directory.name}-{rate:g}-{updates or given.tuning_updates}")
 
         def make() -> None:
             base = load_translator(self.base(setting))
@@ -129,7 +128,7 @@ class Study:
                 heads, steps = new_heads(base, "feed-forward", max(given.k), given.width), given.head_updates
                 chosen: dict[str, Any] = {"learning_rate": 2e-3}
             else:
-                heads, steps = decodes.fewer_heads(start, k), tuning_updates
+                heads, steps = decodes.fewer_heads(start, k), updates or given.tuning_updates
                 chosen = {"fine_tune": True, "base_learning_rate": rate, "objective": OBJECTIVES[setting]}
             save_tokenizer(self.tokenizer, directory)
             chosen |= {"warmup_steps": 20, "validation_every": steps, "serving_prompts": 0}
