@@ -149,12 +149,14 @@ class Trainer:
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     fsdp: bool = field(init=False)
+    kind: str = field(init=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
         require_writable(self.directory, "folder")
         self.directory.mkdir(parents=True, exist_ok=True)
         self.fsdp = self.options.fsdp and self.process.world > 1
+        self.kind = type(self.objective).__name__  # sharding changes the class
         if self.fsdp:
             shard(self.objective, self.process.device)
         self.optimizers = self.objective.optimizers()
@@ -308,7 +310,7 @@ class Trainer:
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
-        identity = {"training": type(self.objective).__name__, **self.objective.run_identity()}
+        identity = {"training": self.kind, **self.objective.run_identity()}
         return json.loads(json.dumps({**identity, **self.options.record(free=False)}))
 
     def _compare(self, record: dict[str, Any]) -> None:
