@@ -26,7 +26,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from benchmarks.common import err, options, read_csv, run, set_up, signature, table
+from benchmarks.common import err, options, read_csv, run, set_up, signature, table, with_interval
 from fst.files import replacing
 from latticebpd import load
 from latticebpd.cli.jacobi_inputs import read_texts
@@ -126,7 +126,7 @@ def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
 
     def over(each: SystemRun, what: str) -> str:
         value = sum(getattr(greedy, what)) / sum(getattr(each, what))
-        return "{:.2f} ({:.2f} to {:.2f})".format(value, *each.interval(greedy, what))
+        return with_interval(value, *each.interval(greedy, what))
 
     return [
         [name, str(sum(each.passes)), over(each, "passes"), f"{sum(each.seconds):.1f}", over(each, "seconds"),

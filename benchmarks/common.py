@@ -204,10 +204,14 @@ def with_ends(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}{end}": value for end, value in zip(ENDS, values, strict=True)}
 
 
+def with_interval(value: float, low: float, high: float, places: int = 2) -> str:
+    """A value and its interval, as tables have them."""
+    return f"{value:.{places}f} ({low:.{places}f} to {high:.{places}f})"
+
+
 def spread(row: Mapping[str, Any], name: str, places: int = 2) -> str:
     """A value and its interval, from such columns."""
-    value, low, high = (f"{float(row[f'{name}{end}']):.{places}f}" for end in ENDS)
-    return f"{value} ({low} to {high})"
+    return with_interval(*(float(row[f"{name}{end}"]) for end in ENDS), places=places)
 
 
 # ---------------------------------------------------------------- tables and signatures

@@ -213,7 +213,7 @@ def result_of(work: Path, name: str) -> Path:
 
 
 def gathered(work: Path, runs: Sequence[str], results: Path) -> None:
-    """The rows of all runs in one file; what needs no drafter, of the first alone but for its times."""
+    """The rows of all runs in one file."""
     rows = [{"run": name} | row for name in runs for row in common.read_json(result_of(work, name))]
     results.mkdir(parents=True, exist_ok=True)
     common.write_csv(results / TABLE, rows)
@@ -238,7 +238,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     lines = [[name, *empty, "", bleu(runs[0], name), *empty, ""] for name in (GREEDY, BEAM)]
     for run in runs:
         accepted = [common.pooled(*numbers(run, system, "tokens", "calls")) for system in (*sizes, LOOSE)]
-        cells = ["{:.2f} ({:.2f} to {:.2f})".format(*each) for each in accepted]
+        cells = [common.with_interval(*each) for each in accepted]
         seconds = {system: numbers(run, system, "ms")[0].sum() for system in (GREEDY, BEAM, *sizes)}
         over = [f"{seconds[GREEDY] / seconds[size]:.2f}" for size in sizes]
         best = seconds[BEAM] / min(seconds[size] for size in sizes)

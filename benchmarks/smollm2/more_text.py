@@ -44,7 +44,7 @@ MORE = json.loads((HERE / "more_prompts.json").read_text(encoding="utf-8"))
 EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
 """Files of DIR that are no source of prompts, unless `SOURCES` names them."""
 FIRST_PARTS = range(2)
-"""Of documents, those that the study measured when the prompts were drawn; its later ones refuse what a prompt has."""
+"""Of documents, those that the study measured when the prompts were drawn: with others the prompts would change."""
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESAMPLES, Interval, interval, markdown, pooled, read_csv
+from benchmarks.common import RESAMPLES, Interval, interval, markdown, pooled, read_csv, with_interval
 from benchmarks.study.kim_tasks import TASKS
 from latticebpd.measuring.entropy import h_max, regress
 from latticebpd.report.theme import FAINT, INK, MARKERS, SERIES, STYLE
@@ -398,7 +398,7 @@ def entropies(counts: Counts) -> tuple[np.ndarray, np.ndarray]:
 def correlation(pairs: Iterable[tuple[Any, Any]]) -> str:
     """Pearson's across tasks, and its interval, of draws of two quantities."""
     first, *drawn = (regress(np.asarray(one), np.asarray(other)).r for one, other in pairs)
-    return "{:.2f} ({:.2f} to {:.2f})".format(first, *np.nanquantile(drawn, [0.025, 0.975]))
+    return with_interval(first, *np.nanquantile(drawn, [0.025, 0.975]))
 
 
 def table_entropy(counts: Counts) -> str:

@@ -239,7 +239,7 @@ def swept(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
         counts = np.array([[int(row[name]) for name in ("tokens", "calls", *decodes.STATISTICS)] for row in own])
         score = common.interval(lambda at, of=counts[:, 2:]: decodes.bleu_of(of[at].sum(axis=-2)), len(counts))
         ends = (score, common.pooled(*counts[:, :2].T))
-        lines.append([rate, updates, *("{:.2f} ({:.2f} to {:.2f})".format(*each) for each in ends)])
+        lines.append([rate, updates, *(common.with_interval(*each) for each in ends)])
     return lines
 
 

@@ -299,6 +299,10 @@ def _by_slot(values: Tensor) -> np.ndarray:
     return values.sum(dim=(0, 1)).cpu().numpy()
 
 
+SHARPNESS, GAIN = 2.5, 4.0
+"""Weight of the queries' norm; scale of the values passed on, relative to the embeddings'."""
+
+
 @torch.no_grad()
 def init_from_target(objective: BlockObjective, target: PreTrainedModel) -> None:
     """Initialise a drafter from its target, which saves thousands of updates.
@@ -318,7 +322,7 @@ def init_from_target(objective: BlockObjective, target: PreTrainedModel) -> None
     drafter.fc.weight[:, -size:].fill_diagonal_(1.0)
     context = drafter.hidden_norm(drafter.fc(batch.states[batch.states.any(dim=-1)]))
     directions = nn.init.orthogonal_(torch.empty(size, size)).to(drafter.device)
-    scale = 4.0 * objective.embedding(batch.tokens).float().square().mean().sqrt() / context.square().mean().sqrt()
+    scale = GAIN * objective.embedding(batch.tokens).float().square().mean().sqrt() / context.square().mean().sqrt()
     for layer in drafter.layers:
         attention: Any = layer.self_attn
         keys = attention.k_proj(context.mean(dim=0)).view(-1, 1, attention.head_dim)
@@ -326,7 +330,7 @@ def init_from_target(objective: BlockObjective, target: PreTrainedModel) -> None
         keys = keys + _pass_values(attention, passed, scale, keys)
         read = _queries_input(objective, batch, layer)
         attention.q_proj.weight += (keys.reshape(-1, 1) - attention.q_proj.weight @ read) @ torch.linalg.pinv(read)
-        attention.q_norm.weight.fill_(2.5)
+        attention.q_norm.weight.fill_(SHARPNESS)
 
 
 def _pass_values(attention: Any, passed: Tensor, scale: Tensor, keys: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer
 from lm_training.training.training_options import TranslationTraining
 
+HELD_OUT_ROWS = 64
+"""Pairs that are validated together."""
+
 
 @dataclass(frozen=True, eq=False)
 class PairBatch:
@@ -93,8 +96,8 @@ class PairSampler:
     def held_out(self, data: Texts) -> Iterator[PairBatch]:
         """Batches of all pairs of another set, from short to long."""
         order = np.argsort(data.lengths, kind="stable")
-        for first in range(0, len(order), 64):
-            yield self.collate(data, order[first : first + 64], 1.0)
+        for first in range(0, len(order), HELD_OUT_ROWS):
+            yield self.collate(data, order[first : first + HELD_OUT_ROWS], 1.0)
 
 
 class TranslationObjective(Objective[PairBatch, TranslationTraining]):
