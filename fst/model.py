@@ -105,7 +105,7 @@ class NgramModel:
         return model
 
     def to_fst(self, tokens: npt.ArrayLike | None = None, context: Sequence[int] = ()) -> Any:
-        """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``.
+        """A ``pynini.Fst``.
 
         Args:
             tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
+import pynini
 import pywrapfst
 
 from fst.const_file import FstFile, Records, SymbolTable, const_blocks, parse_fst
@@ -59,16 +60,11 @@ def _refuse(file: FstFile, bad: np.ndarray, message: str) -> None:
 def to_openfst(
     states: Records, arcs: Records, start: int, symbols: SymbolTable | None, properties: int | None = None
 ) -> Any:
-    """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``, of what `const_blocks` takes."""
+    """A ``pynini.Fst`` of what `const_blocks` takes."""
     ends = states["pos"].astype(np.int64) + states["narcs"]
     if ends.max(initial=0) > len(arcs) or not 0 <= start < len(states):
         got = f"one whose arcs end at {ends.max()}; the file is damaged"
         raise ValueError(f"expected states of at most {len(arcs)} arcs, got {got}")
     if ((arcs["nextstate"] < 0) | (arcs["nextstate"] >= len(states))).any():
         raise ValueError(f"expected arcs to states below {len(states)}, got others; the file is damaged")
-    data = b"".join(const_blocks(states, arcs, start, symbols, properties))
-    try:
-        from pynini import Fst
-    except ImportError:
-        return pywrapfst.convert(pywrapfst.Fst.read_from_string(data), "vector")
-    return Fst.read_from_string(data)
+    return pynini.Fst.read_from_string(b"".join(const_blocks(states, arcs, start, symbols, properties)))

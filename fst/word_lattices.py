@@ -234,7 +234,7 @@ class Lattice:
         return np.minimum(before + 1, after)
 
     def to_fst(self) -> Any:
-        """A ``pynini.Fst`` (``pywrapfst.VectorFst`` without pynini): label = token + 1, weight = -log p."""
+        """A ``pynini.Fst``: label = token + 1, weight = -log p."""
         states, arcs = np.zeros(self.num_states, STATE), np.zeros(len(self.tokens), ARC)
         states["final"], states["pos"], states["narcs"] = -self.finals, self.offsets[:-1], np.diff(self.offsets)
         epsilons = np.bincount(self.sources[self.tokens == EPSILON], minlength=len(states))

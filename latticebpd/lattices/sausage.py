@@ -146,8 +146,7 @@ class SausageLattice(ArrayValues):
         return lattice_picture(self)
 
     def to_fst(self) -> pywrapfst.VectorFst:
-        """The lattice as an OpenFst acceptor, a ``pynini.Fst`` where pynini is installed: label = token id + 1,
-        weight = -log_prob; linear where there are no transitions."""
+        """The lattice as pynini's acceptor: label = token id + 1, weight = -log_prob; linear without transitions."""
         return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
 
     @classmethod
