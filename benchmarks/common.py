@@ -41,11 +41,6 @@ def options(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc if whole else (doc or "").split("\n\n")[0], formatter_class=form)
 
 
-def clock_options(parser: argparse.ArgumentParser, threads: int = 1) -> None:
-    parser.add_argument("--threads", type=int, default=threads, help="of the processor")
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="wall-clock or CPU time")
-
-
 def pair_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", default="en", help="field of the sentences")
     parser.add_argument("--target", default="de", help="field of their translations")

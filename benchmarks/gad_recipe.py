@@ -50,11 +50,13 @@ PAPER = {
     "smoothing": "--label-smoothing 0.1",
     "optimizer": "--learning-rate 5e-4 --muon-learning-rate 0",
     "start": "",
+    "layers": "",
 }
 """Table 10's, but for the sizes of model and update, Adam's second decay (0.98 for 0.999) and the schedule."""
 CHANGES = {
     "from scratch": {"start": "--from-scratch"},
     "Adam at 2e-3": {"optimizer": "--learning-rate 2e-3 --muon-learning-rate 0"},
+    "6 decoder layers": {"layers": "--decoder-layers 6"},
     "our optimizer": {"optimizer": "", "smoothing": ""},
     "anchored": {"anchored": "--anchored"},
     "slot decay": {"decay": "--slot-decay 0.75"},
@@ -63,7 +65,8 @@ CHANGES = {
     "no dropout": {"dropout": "--dropout 0"},
 }
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
-ADDED = [change for name, change in CHANGES.items() if name not in ("from scratch", "Adam at 2e-3")]
+OTHERS = ("from scratch", "Adam at 2e-3", "6 decoder layers")
+ADDED = [change for name, change in CHANGES.items() if name not in OTHERS]
 RUNS["all changes"] = {**PAPER, **{option: given for change in ADDED for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 25)
 TABLE, BEAM, GREEDY, LOOSE = "gad-recipe.csv", "beam 5, generate()", "greedy, generate()", "GAD++"
@@ -284,7 +287,8 @@ def main() -> None:
     about = f"among: {'; '.join(RUNS)}"
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=about)
     parser.add_argument("--timed", type=int, default=200, help="number of them that are timed")
-    common.clock_options(parser)
+    parser.add_argument("--threads", type=int, default=1, help="of the processor")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="wall-clock or CPU time")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts")
     parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -210,7 +210,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
             count += (batch.labels != UNLABELLED).sum(dim=(0, 1)).cpu().numpy()
         record: dict[str, Any] = {
             "accuracy": round(float(right.sum() / max(1.0, count.sum())), 4),
-            "accuracy_by_place": rounded(hit / n for hit, n in zip(right, count, strict=True) if n),
+            "accuracy_by_slot": rounded(hit / n for hit, n in zip(right, count, strict=True) if n),
         }
         if self.serve is not None:
             record["tokens_per_call"] = round(self.serve(self.drafter), 4)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from benchmarks import common
@@ -74,7 +75,7 @@ def test_the_committed_counts_make_table_and_figure(
     assert all(line in page for line in printed)
 
 
-def test_what_the_pages_say_of_gad_and_of_heads_is_in_the_rows(together: ModuleType) -> None:
+def test_what_the_pages_say_of_gad_and_of_trees_is_in_the_rows(together: ModuleType) -> None:
     counts = common.read_csv(FOLDER / "results" / together.COUNTS)
     lines = together.lines_of(counts, common.read_csv(FOLDER / "results" / together.QUALITY))
     by = {line["system"]: line for line in lines}
@@ -88,14 +89,15 @@ def test_what_the_pages_say_of_gad_and_of_heads_is_in_the_rows(together: ModuleT
     assert f"{', '.join(speeds[:3])} and {speeds[3]} times as fast" in words
     assert f"beam search with 5 beams: {by['beam 5']['over greedy']:.2f}" in words
     page = " ".join((FOLDER / "together.md").read_text().split())
-    tokens, passes = (
-        sum(float(row["vanilla"]) - 1 for row in counts if row["what"] == what) for what in ("tokens", "passes")
-    )
-    assert by["vanilla"]["setting"] == "heads: 3"
-    assert f"these, with as many, {tokens / passes:.2f} on their {len(counts) // 3}" in page
-    stern = common.read_csv(FOLDER / "results" / "stern.csv")
-    (heads,) = (row for row in stern if (row["setting"], row["k"], row["rule"]) == ("distilled", "4", "exact"))
-    assert f"commit {float(heads['accepted']):.2f} tokens a call on the 500 sentences with four predictions" in page
+    for one, other in (
+        ("16-node tree, calibrated", "16-best, 4-gram"),
+        ("16-node tree, all changes", "GAD, all changes"),
+        ("16-node tree, 4-gram, all changes", "16-node tree, all changes"),
+    ):
+        columns = [[np.array([float(row[name]) for row in counts if row["what"] == what])
+                    for what in ("tokens", "passes")] for name in (one, other)]  # fmt: skip
+        gain, low, high = (f"{100 * each:.1f}" for each in common.pooled(*columns[0], tuple(columns[1])))
+        assert f"{gain} % ({low} to {high})" in page
 
 
 @pytest.mark.slow
