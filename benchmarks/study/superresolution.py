@@ -12,7 +12,7 @@ Exact acceptance must write greedy decoding's images; the program stops where it
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ PAPER = {
 """Mean accepted block sizes by k: frozen, exact and within 2; fine-tuned, exact and within 2."""
 BASES = ("frozen", "fine-tuned")
 TABLE, SPEED = "superresolution.csv", "superresolution-speed.csv"
+COLUMNS = ("base", "k", "rule", "image", "tokens", "calls", "absolute", "squared")
 
 
 def digits() -> np.ndarray:
@@ -130,12 +131,15 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     def greedy(model: Any) -> list[list[int]]:
         return decodes.decode(model, sources, {}, PIXELS, len(sources)).rows
 
-    own = greedy(base)
-    low = np.kron(small(test), np.ones((2, 2), np.int64))
-    own_images = whole(test, own)
-    first = qualities(test, own_images, decoded("greedy", base, NoDrafter(), Exact()))
-    rows: list[dict[str, Any]] = [{"base": "frozen", "k": 1, "rule": "greedy"} | first]
-    rows.append({"base": "none", "k": "", "rule": "copied"} | qualities(test, low, None))
+    own, rows = greedy(base), list[dict[str, Any]]()
+
+    def add(kind: str, k: Any, rule: str, pixels: np.ndarray, run: decodes.Decoded | None = None) -> None:
+        gap, counts = (pixels - test).reshape(len(test), -1), (run.tokens, run.calls) if run else [[0] * len(test)] * 2
+        columns = (range(len(test)), *counts, abs(gap).sum(axis=1), (gap**2).sum(axis=1))
+        rows.extend(dict(zip(COLUMNS, (kind, k, rule, *each), strict=True)) for each in zip(*columns, strict=True))
+
+    add("frozen", 1, "greedy", whole(test, own))
+    add("none", "", "copied", np.kron(small(test), np.ones((2, 2), np.int64)))
     frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
     tuning = {"steps": settings.tuning_updates, "batch_size": 32, "fine_tune": True, "base_learning_rate": 5e-4}
     systems: dict[str, Any] = {"greedy": (base, (NoDrafter, Exact()))}
@@ -147,8 +151,7 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
                 found = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance)
                 if rule == "exact" and found.rows != wanted:
                     raise ValueError(f"k = {k}, {kind}: expected generate()'s images, got others")
-                pixels = whole(test, found.rows)
-                rows.append({"base": kind, "k": k, "rule": rule} | qualities(test, pixels, found))
+                add(kind, k, rule, whole(test, found.rows), found)
                 if kind == "fine-tuned" and rule != "distance 1":
                     make = lambda model=model, k=k: VanillaDrafter(model, k - 1)  # noqa: E731
                     systems[f"fine-tuned, {rule}, k = {k}"] = model, (make, acceptance)
@@ -159,36 +162,40 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     common.write_csv(settings.results / SPEED, decodes.speed_rows(clock))
 
 
-def qualities(original: np.ndarray, pixels: np.ndarray, run: decodes.Decoded | None) -> dict[str, float]:
-    """Mean accepted block size, mean absolute error in levels, peak signal-to-noise ratio in dB, with intervals."""
-    gap = (pixels - original).reshape(len(original), -1)
-    absolute, squared = abs(gap).mean(axis=1), (gap**2).mean(axis=1)
-    measures = {
-        "accepted": (1.0, 1.0, 1.0) if run is None or not sum(run.calls) else run.accepted,
-        "MAE": common.interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
-        "PSNR": common.interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
-    }
-    return {key: value for name, values in measures.items() for key, value in common.with_ends(name, values).items()}
+def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Of every base model, k and rule: mean accepted block size, mean absolute error in intensities, peak
+    signal-to-noise ratio in dB, with intervals over images."""
+    groups: dict[tuple[str, str, str], list[list[int]]] = {}
+    for row in rows:
+        groups.setdefault((row["base"], row["k"], row["rule"]), []).append([int(row[name]) for name in COLUMNS[4:]])
+    found = {}
+    for key, counts in groups.items():
+        tokens, calls, absolute, squared = np.array(counts).T
+        accepted = common.pooled(tokens, calls) if calls.any() else (1.0, 1.0, 1.0)
+        error, square = (common.pooled(each, np.full(len(each), PIXELS)) for each in (absolute, squared))
+        decibels = sorted(10 * np.log10(BRIGHTEST**2 / np.array(square)))
+        named = {"accepted": accepted, "MAE": error, "PSNR": (decibels[1], decibels[0], decibels[2])}
+        found[key] = {end: value for name, each in named.items() for end, value in common.with_ends(name, each).items()}
+    return found
 
 
 def draw(results: Path) -> None:
     """Table 2's form on standard output, and the figures, from the CSV files alone."""
-    rows = common.read_csv(results / TABLE)
-    cell = {(row["base"], int(row["k"]), row["rule"]): row for row in rows if row["k"]}
+    found = measures(common.read_csv(results / TABLE))
+    cell = {(base, int(k), rule): row for (base, k, rule), row in found.items() if k}
     sizes = sorted({k for base, k, _ in cell if base == "fine-tuned"})
     columns = [(base, rule) for base in BASES for rule in RULES]
     for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
         lines = [[k, *(common.spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
         print(f"\n{what}\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}")
-    for row in rows:
-        if not row["k"] or row["k"] == "1":
-            quality = f"MAE {common.spread(row, 'MAE')}, PSNR {common.spread(row, 'PSNR', 1)}"
-            print(f"{row['base']} {row['rule']}: {quality}")
+    for (base, _, rule), row in found.items():
+        if rule in ("greedy", "copied"):
+            print(f"{base} {rule}: MAE {common.spread(row, 'MAE')}, PSNR {common.spread(row, 'PSNR', 1)}")
     decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "superresolution.png", block_sizes(cell, sizes))
 
 
-def block_sizes(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
+def block_sizes(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes: list[int]) -> Figure:
     """Mean accepted block size by k, next to the paper's."""
     with rc_context(STYLE):
         figure = Figure((9, 3.6), layout="constrained")

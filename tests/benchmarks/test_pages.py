@@ -26,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
+from benchmarks.study import superresolution
 from benchmarks.study.stern import swept
 from tests.helpers.markdown_tables import markdown_tables
 
@@ -383,7 +384,7 @@ def speeds(name: str, systems: Sequence[str]) -> Cells:
 
 
 def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
-    found = {(row["base"], row["k"], row["rule"]): row for row in read_csv(STUDY / "superresolution.csv")}
+    found = superresolution.measures(read_csv(STUDY / "superresolution.csv"))
     columns = [(base, rule) for base in ("frozen", "fine-tuned") for rule in ("exact", "distance 1", "distance 2")]
     return [[None, *(spread(found[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
 

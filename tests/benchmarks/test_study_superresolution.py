@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from benchmarks.decodes import Decoded
+from benchmarks.common import read_csv
 
 
 @pytest.fixture
@@ -30,10 +29,10 @@ def test_small_images_are_rounded_means_of_four_pixels(superresolution: ModuleTy
     assert superresolution.small(image)[0].tolist() == expected.tolist()
 
 
-def test_qualities_of_known_errors(superresolution: ModuleType) -> None:
-    original = np.zeros((3, 8, 8), np.int64)
-    run = Decoded([[0] * 64] * 3, [63, 63, 63], [21, 21, 21])
-    found = superresolution.qualities(original, original + 2, run)
+def test_measures_of_known_errors(superresolution: ModuleType) -> None:
+    about = {"base": "frozen", "k": "4", "rule": "exact"}
+    row = about | {"tokens": "63", "calls": "21", "absolute": f"{64 * 2}", "squared": f"{64 * 4}"}
+    found = superresolution.measures([row] * 3)["frozen", "4", "exact"]
     assert found["accepted"] == found["accepted low"] == found["accepted high"] == 3
     assert (found["MAE"], found["MAE low"]) == (2, 2)
     assert found["PSNR"] == pytest.approx(10 * np.log10(256 / 4))
@@ -57,19 +56,17 @@ def test_one_command_goes_from_images_to_tables_and_goes_on(
         return capsys.readouterr().out
 
     printed = run("--work", str(work), *updates)
-    with (results / superresolution.TABLE).open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["base"], row["k"], row["rule"]) for row in rows[:2]] == [
-        ("frozen", "1", "greedy"), ("none", "", "copied")
-    ]  # fmt: skip
-    blocks = {(row["base"], int(row["k"]), row["rule"]): row for row in rows[2:]}
-    assert [*blocks] == [
-        (base, k, rule) for base in superresolution.BASES for k in (2, 3) for rule in superresolution.RULES
+    rows = read_csv(results / superresolution.TABLE)
+    assert len(rows) == 3 * 14
+    found = superresolution.measures(rows)
+    assert [*found][:2] == [("frozen", "1", "greedy"), ("none", "", "copied")]
+    assert [*found][2:] == [
+        (base, k, rule) for base in superresolution.BASES for k in ("2", "3") for rule in superresolution.RULES
     ]
-    for (base, k, rule), row in blocks.items():
-        assert 1 <= float(row["accepted low"]) <= float(row["accepted"]) <= float(row["accepted high"]) <= k
+    for (base, k, rule), row in [*found.items()][2:]:
+        assert 1 <= row["accepted low"] <= row["accepted"] <= row["accepted high"] <= int(k)
         if (base, rule) == ("frozen", "exact"):
-            assert row["MAE"] == rows[0]["MAE"]  # greedy decoding's images
+            assert row["MAE"] == found["frozen", "1", "greedy"]["MAE"]  # greedy decoding's images
 
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     figure = (results / "superresolution.png").read_bytes()
