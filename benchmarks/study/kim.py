@@ -1,14 +1,14 @@
 """Kim 2024's tables and figures on SmolLM2-135M-Instruct: one resumable command.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
+    python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--neural]
     python -m benchmarks.study.kim                         # tables and figures of the committed counts, in seconds
 
-``EARLY`` is the model with heads after so many updates, as ``smollm2/make.py --steps`` trains them, and ``RESCORER`` a
-neural rescorer, as ``smollm2/make.md`` trains it.  ``DIR`` holds the data that `kim_tasks.py`
-names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights
-and calibrations; finished stages are not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this
-file, and every table and figure is made from these alone (`kim_tables.py`).
+``EARLY`` is the model with heads after so many updates, as ``smollm2/make.py --steps`` trains them; ``--neural`` trains
+and measures neural rescorers as well.  ``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then holds, stage by
+stage, prompts, lattices of the model's own greedy text, n-gram models, weights and calibrations; finished stages are
+not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this file, and every table and figure is
+made from these alone (`kim_tables.py`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
+from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
 from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.inputs import Inputs
@@ -248,6 +249,26 @@ def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few)}
 
 
+def neural_rescorer(work: Path, data: Path, task: Task, name: str) -> Path:
+    """A small neural rescorer of the n-gram models' text; that of a task goes on from the general one (appendix D)."""
+    corpora = {"general": general_corpus(work, data), "own": own_corpus(work)}
+    corpus = corpora[name] if name in corpora else domain_corpus(work, data, task)
+    made, updates = work / "rescorers" / corpus.stem, NEURAL_UPDATES[name]
+
+    def make() -> None:
+        learnt, held_out = made.with_suffix(".npy"), made.with_suffix(".held-out.npy")
+        text = np.load(corpus)
+        for path, part in zip((learnt, held_out), np.split(text, [len(text) * 49 // 50]), strict=True):
+            np.save(path, part)
+        start = "--preset tiny" if name in corpora else f"--model {neural_rescorer(work, data, task, 'general')}"
+        about = ("--validation", held_out, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", start)
+        steps = f"--steps {updates} --batch-size 8 --warmup-steps 20 --validation-every {updates}"
+        latticebpd("train rescorer", learnt, *about, steps, "-o", made)
+
+    stage(made / "rescorer.json", make)
+    return made
+
+
 # ---------------------------------------------------------------- systems
 RESCORED = {
     "g2": ("1-best",),
@@ -268,8 +289,9 @@ UPDATES = "4000"
 EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
 """Systems that rescore heads after a part of their training, by language model."""
 EARLY_SYSTEMS = (*(f"{system}:g4" for system in EARLY["g4"]), "16-best:0-gram", "16-tree:0-gram")
-NEURAL = ("1-best",)
-"""Systems of neural rescorers: the paper's local rescoring, greedy from slot to slot."""
+NEURAL_UPDATES = {"general": 300, "in-domain": 60, "own": 300}
+"""Neural rescorers and their updates of eight texts; a task's follow the general ones.  They choose best paths greedily
+from slot to slot, the paper's local rescoring."""
 NEURAL_ALPHAS = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Their weights, and further ones where the best is the first or the last."""
 LOOKED_AT = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4", "16-best:g4")
@@ -478,12 +500,13 @@ def count_heads(work: Path, data: Path, task: Task, updates: str, found: Path) -
     return {"heads": rows, "heads-weights": [about | row for row in weights(task.name, tuned)]}
 
 
-def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Path) -> dict[str, list[Row]]:
+def count_rescorer(work: Path, data: Path, task: Task, name: str, found: Path) -> dict[str, list[Row]]:
     """Calls of a neural rescorer's systems at its own weights, its size, its perplexity of the model's text."""
     tuning, test = parts(work, task.name, found)
+    rescorer = neural_rescorer(work, data, task, name)
     scorer = NeuralRescorer.from_pretrained(rescorer)
-    tuned = tuned_models([tuning.cut], {name: scorer}, {name: NEURAL}, NEURAL_ALPHAS)
-    calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, [f"{system}:{name}" for system in NEURAL])
+    tuned = tuned_models([tuning.cut], {name: scorer}, {name: ("1-best",)}, NEURAL_ALPHAS)
+    calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, [f"1-best:{name}"])
     rows = [{"rescorer": name, **{key.removesuffix(f":{name}"): value for key, value in row.items()}} for row in calls]
     log = read_lines(rescorer / "training-log.jsonl")
     held_out = [row["validation"]["perplexity"] for row in log if "validation" in row][-1]
@@ -525,7 +548,7 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
 
 
 def count_all(
-    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: dict[str, Path], rescorers: dict[str, Path]
+    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: dict[str, Path], neural: bool
 ) -> None:
     """The counts of all tasks, each from its file where that exists, into the files of the results."""
     found, counts = lattices(work, data, tasks), work / "counts"
@@ -538,15 +561,15 @@ def count_all(
         for kind, further in stored(counts / f"{name}-calibrated-{len(tasks)}.json", make).items():
             rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
-    others = package_rows(rows, bool(heads), bool(rescorers))
+    others = package_rows(rows, bool(heads), neural)
     for updates, path in heads.items():
         drawn = lattices_of_heads(work, path, updates, found, tasks)
         for name in tasks:
             make = partial(count_heads, work, data, TASKS[name], updates, drawn)
             others.append(stored(counts / f"{name}-heads-{updates}.json", make))
-    for which, path in rescorers.items():
+    for which in NEURAL_UPDATES if neural else ():
         for name in tasks:
-            make = partial(count_rescorer, work, TASKS[name], which, path, found)
+            make = partial(count_rescorer, work, data, TASKS[name], which, found)
             others.append(stored(counts / f"{name}-rescorer-{which}.json", make))
     gather(others, results)
 
@@ -558,8 +581,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     about = "heads by the updates of their training, such as 200=EARLY"
     parser.add_argument("--heads", nargs="+", type=named, default=[], help=about)
-    about = "neural rescorers by name, such as tiny=RESCORER"
-    parser.add_argument("--rescorers", nargs="+", type=named, default=[], help=about)
+    parser.add_argument("--neural", action="store_true", help="train and measure neural rescorers")
     parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
     given = parser.parse_args()
@@ -569,7 +591,7 @@ def main() -> None:
     results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:
         given.work.mkdir(parents=True, exist_ok=True)
-        count_all(given.work, given.data, given.tasks, results, dict(given.heads), dict(given.rescorers))
+        count_all(given.work, given.data, given.tasks, results, dict(given.heads), given.neural)
     kim_tables.show(results, given.tables, given.tasks)
 
 

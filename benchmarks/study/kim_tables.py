@@ -78,9 +78,9 @@ class Counts:
 
     @cached_property
     def rescorers(self) -> dict[str, list[Row]]:
-        """By neural rescorer, from the smallest, what it is, task by task."""
+        """By neural rescorer what it is, task by task."""
         found: dict[str, list[Row]] = {}
-        for row in sorted(self.rows("rescorers-models"), key=lambda row: int(row["parameters"])):
+        for row in self.rows("rescorers-models"):
             found.setdefault(row["rescorer"], []).append(row)
         return found
 
@@ -162,13 +162,9 @@ def table_3(counts: Counts) -> str:
 def table_4(counts: Counts) -> str:
     """Block efficiencies, and gains over vanilla in %."""
     systems = {
-        "1-best, 4-gram": "1-best:g4",
-        "16-best, 0-gram": "16-best:0-gram",
-        "16-best, 4-gram": "16-best:g4",
-        "16-best, in-domain": "16-best:d4",
-        "16-best, own": "16-best:own4",
-        "oracle": "oracle",
-    }
+        "1-best, 4-gram": "1-best:g4", "16-best, 0-gram": "16-best:0-gram", "16-best, 4-gram": "16-best:g4",
+        "16-best, in-domain": "16-best:d4", "16-best, own": "16-best:own4", "oracle": "oracle",
+    }  # fmt: skip
     return counts.table(["vanilla", *systems], lambda task: with_gains(counts, task, systems.values()))
 
 
@@ -181,17 +177,11 @@ def with_gains(counts: Counts, task: str, systems: Iterable[str]) -> list[str]:
 def table_4_trees(counts: Counts) -> str:
     """Trees of 16 nodes against 16 best paths without a language model, whose passes verify more tokens."""
     every = {
-        "16-best, 0-gram": "16-best:0-gram",
-        "tree, 0-gram": "16-tree:0-gram",
-        "tree, 4-gram": "16-tree:g4",
-        "tree, in-domain": "16-tree:d4",
-        "tree, own": "16-tree:own4",
-        "calibrated, own, no text": "16-calibrated:own4-text",
-        "calibrated, 4-gram": "16-calibrated:g4-all",
-        "calibrated, own": "16-calibrated:own4-all",
-        "64 calibrated, own": "64-calibrated:own4-all",
-        "oracle": "oracle",
-    }
+        "16-best, 0-gram": "16-best:0-gram", "tree, 0-gram": "16-tree:0-gram", "tree, 4-gram": "16-tree:g4",
+        "tree, in-domain": "16-tree:d4", "tree, own": "16-tree:own4",
+        "calibrated, own, no text": "16-calibrated:own4-text", "calibrated, 4-gram": "16-calibrated:g4-all",
+        "calibrated, own": "16-calibrated:own4-all", "64 calibrated, own": "64-calibrated:own4-all", "oracle": "oracle",
+    }  # fmt: skip
     systems = {name: system for name, system in every.items() if system in counts.calls[0]}
     rows = [
         [TITLES[task], *(f"{counts.efficiency(task, system)[0]:.2f}" for system in systems.values())]
@@ -275,13 +265,10 @@ def table_10(counts: Counts) -> str:
 
 
 COSTED = {
-    "vanilla": "vanilla",
-    "1-best, 4-gram": "1-best:g4",
-    "16-best, 0-gram": "16-best:0-gram",
-    "16-best, 4-gram": "16-best:g4",
-    "16-node tree, 4-gram": "16-tree:g4",
+    "vanilla": "vanilla", "1-best, 4-gram": "1-best:g4", "16-best, 0-gram": "16-best:0-gram",
+    "16-best, 4-gram": "16-best:g4", "16-node tree, 4-gram": "16-tree:g4",
     "16 nodes, calibrated": "16-calibrated:own4-all",
-}
+}  # fmt: skip
 """Systems of table 11 and figure 2."""
 
 
@@ -330,24 +317,6 @@ def table_heads(counts: Counts) -> str:
     return markdown(["updates", "vanilla", *GAINS], rows)
 
 
-def table_heads_tasks(counts: Counts) -> str:
-    """The same by task: vanilla, gain of the 16 best paths with a 4-gram, h_max."""
-
-    def h_max_of(task: str, own: list[Row]) -> int:
-        calls = counts.column("vanilla", task, own)
-        means = np.array([counts.column(f"h{head}", task, own) @ calls for head in range(1, 10)]) / calls.sum()
-        return h_max(means)[0]
-
-    def cells(task: str) -> list[str]:
-        vanilla = [f"{counts.efficiency(task, 'vanilla', own)[0]:.2f}" for own in counts.stages.values()]
-        gains = [gained(stage_gain(counts, updates, task, *GAINS["16-best, 4-gram"])) for updates in counts.stages]
-        return [*vanilla, *gains, *(f"{h_max_of(task, own)}" for own in counts.stages.values())]
-
-    first, *others = (f"{int(updates):,}" for updates in counts.stages)
-    names = ("vanilla", "16-best, 4-gram", "h_max")
-    return counts.table([each for name in names for each in (f"{name}: {first}", *others)], cells)
-
-
 def table_rescorers(counts: Counts) -> str:
     """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
     columns: dict[str, list[Row]] = {}
@@ -357,13 +326,16 @@ def table_rescorers(counts: Counts) -> str:
 
     def cells(task: str) -> list[str]:
         gains = [gained(counts.gain(task, "1-best", rows=rows)) for rows in columns.values()]
+        tokens, vanilla = (counts.column(name, task, columns["general"]) for name in ("tokens", "vanilla"))
+        calls, general = (counts.column("1-best", task, columns[name]) for name in ("in-domain", "general"))
+        value, *ends = pooled(tokens, calls, (tokens, general))
         perplexities = (f"{found[task, name]:.0f}" for name in counts.rescorers if (task, name) in found)
-        vanilla = counts.efficiency(task, "vanilla", next(iter(columns.values())))[0]
-        return [f"{vanilla:.2f}", *gains, " / ".join(perplexities)]
+        gains.append(gained((100 * value, 100 * ends[0], 100 * ends[1])))
+        return [f"{tokens.sum() / vanilla.sum():.2f}", *gains, " / ".join(perplexities)]
 
-    return counts.table(
-        ["vanilla", *(f"1-best, {name}" for name in columns), f"perplexity: {' / '.join(counts.rescorers)}"], cells
-    )
+    names = [f"neural, {name}" if name in counts.rescorers else name for name in columns]
+    head = ("vanilla", *names, "in-domain over general", f"perplexity: {' / '.join(counts.rescorers)}")
+    return counts.table(head, cells)
 
 
 # ---------------------------------------------------------------- entropy
@@ -563,7 +535,7 @@ def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[s
 
 
 KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10, table_11)
-FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_heads_tasks, table_rescorers)
+FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
 FIGURES = by_name("", (figure_2, figure_3, figure_6, figure_7, figure_heads))
 

@@ -432,7 +432,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,
-    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 5,
+    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 4,
     "benchmarks/study/stern.md": [
         stern_table,
         stern_rules,

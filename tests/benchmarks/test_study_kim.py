@@ -224,6 +224,29 @@ def test_the_page_says_how_many_repeated_tokens_are_line_breaks(modules: tuple[M
     assert words.format(*shares[:3]) + f" ({shares[3]} % over all tasks)" in page
 
 
+def test_what_the_page_says_of_neural_rescorers_is_in_the_counts(modules: tuple[ModuleType, ...]) -> None:
+    columns: dict[str, list[dict[str, str]]] = {}
+    for row in modules[1].Counts(STUDY / "results").rows("rescorers"):
+        columns.setdefault(row["rescorer"], []).append(row)
+    page = " ".join((STUDY / "kim_models.md").read_text().split())
+    pairs = (("own 4-gram", "own"), ("4-gram", "general"), ("in-domain", "general"), ("own", "general"))
+    for pair in pairs:
+        own, other = ([np.array([float(row[name]) for row in columns[each]]) for name in ("tokens", "1-best")]
+                      for each in pair)  # fmt: skip
+        value, low, high = (f"{100 * each:.1f}" for each in modules[1].pooled(*own, tuple(other)))
+        assert f"{value} % ({low} to {high})" in page
+
+
+def test_what_other_pages_quote_is_in_the_counts(modules: tuple[ModuleType, ...]) -> None:
+    counts = modules[1].Counts(STUDY / "results")
+    systems = ("16-best:g4", "16-tree:g4", "16-calibrated:own4-text")
+    gains = [f"{counts.gain('all', system)[0]:.0f}" for system in systems]
+    pages = [STUDY.parents[1] / "README.md", STUDY.parent / "README.md", STUDY / "README.md"]
+    quoted = [re.findall(r"(\d+) %", page.read_text().partition("paths with a 4-gram gain")[2])[:3] for page in pages]
+    assert quoted[0] == quoted[2] == gains
+    assert quoted[1][:2] == gains[:2]
+
+
 QUOTED = ("lambada", "docs", "news", "all")
 
 
@@ -234,25 +257,26 @@ def test_neural_rescorers_are_counted_at_their_own_weights(
     gpt2 = GPT2LMHeadModel(
         GPT2Config(vocab_size=40, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     )
-    NeuralRescorer(gpt2).save_pretrained(tmp_path / "small")
+    small = tmp_path / "rescorers" / "own"  # is not trained again
+    NeuralRescorer(gpt2).save_pretrained(small)
     log = [{"step": 5, "loss": 3.0, "validation": {"loss": 3.0, "perplexity": 20.0}}, {"step": 6, "loss": 2.9}]
-    (tmp_path / "small" / "training-log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    (small / "training-log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     lattices.save(tmp_path / "cut.npz")
     part = kim.Part([([1, 2, 3, 4, 5], 2)], lattices, tmp_path / "cut.npz")
     monkeypatch.setattr(kim, "parts", lambda *_: (part, part))
-    found = kim.count_rescorer(tmp_path, kim.TASKS["squad"], "small", tmp_path / "small", tmp_path)
+    for corpus in ("people", "general", "own"):
+        (tmp_path / f"{corpus}.npy").touch()
+    found = kim.count_rescorer(tmp_path, tmp_path, kim.TASKS["squad"], "own", tmp_path)
     (about,) = found["rescorers-models"]
-    assert (about["rescorer"], about["updates"], about["held_out"]) == ("small", 6, "20.0")
+    assert (about["rescorer"], about["updates"], about["held_out"]) == ("own", 6, "20.0")
     assert about["parameters"] == gpt2.num_parameters()
     assert 20 < float(about["perplexity"]) < 80  # 40 tokens, nothing learnt
     rows, tuned = found["rescorers"], found["rescorers-weights"]
     assert [row["text"] for row in rows] == [0, 1, 2]
-    for system in kim.NEURAL:
-        # The same texts: the weight's tokens per call are those of the counts
-        (chosen,) = (row for row in tuned if row["system"] == system and row["chosen"])
-        assert chosen["tokens_per_call"] == pytest.approx(
-            sum(row["tokens"] for row in rows) / sum(row[system] for row in rows), abs=1e-6
-        )
+    # The same texts: the weight's tokens per call are those of the counts
+    (chosen,) = (row for row in tuned if row["chosen"])
+    calls = sum(row["1-best"] for row in rows)
+    assert chosen["tokens_per_call"] == pytest.approx(sum(row["tokens"] for row in rows) / calls, abs=1e-6)
 
 
 def test_stages_of_training_are_compared_on_the_same_texts(modules: tuple[ModuleType, ...]) -> None:
@@ -284,7 +308,7 @@ def test_the_package_s_heads_and_n_gram_models_stand_beside_others(modules: tupl
     assert kim.package_rows(counted, heads=False, rescorers=False) == []
 
 
-def test_heads_and_rescorers_are_named(modules: tuple[ModuleType, ...]) -> None:
+def test_heads_are_named(modules: tuple[ModuleType, ...]) -> None:
     assert modules[0].named("10=heads/a=b") == ("10", Path("heads/a=b"))
     for wrong in ("10", "=heads", "10="):
         with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=PATH"):
