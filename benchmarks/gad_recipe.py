@@ -65,7 +65,7 @@ CHANGES = {
     "no dropout": {"dropout": "--dropout 0"},
 }
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
-OTHERS = ("from scratch", "Adam at 2e-3", "6 decoder layers")
+OTHERS = ("from scratch", "Adam at 2e-3", "6 decoder layers")  # no part of all changes
 ADDED = [change for name, change in CHANGES.items() if name not in OTHERS]
 RUNS["all changes"] = {**PAPER, **{option: given for change in ADDED for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 25)

@@ -324,14 +324,14 @@ def table_rescorers(counts: Counts) -> str:
         columns.setdefault(row["rescorer"], []).append(row)
     found = {(row["task"], name): float(row["perplexity"]) for name, rows in counts.rescorers.items() for row in rows}
 
+    general = (row["1-best"] for row in columns["general"])
+    paired = [row | {"general": calls} for row, calls in zip(columns["in-domain"], general, strict=True)]
+
     def cells(task: str) -> list[str]:
         gains = [gained(counts.gain(task, "1-best", rows=rows)) for rows in columns.values()]
-        tokens, vanilla = (counts.column(name, task, columns["general"]) for name in ("tokens", "vanilla"))
-        calls, general = (counts.column("1-best", task, columns[name]) for name in ("in-domain", "general"))
-        value, *ends = pooled(tokens, calls, (tokens, general))
+        gains.append(gained(counts.gain(task, "1-best", "general", paired)))
         perplexities = (f"{found[task, name]:.0f}" for name in counts.rescorers if (task, name) in found)
-        gains.append(gained((100 * value, 100 * ends[0], 100 * ends[1])))
-        return [f"{tokens.sum() / vanilla.sum():.2f}", *gains, " / ".join(perplexities)]
+        return [f"{counts.efficiency(task, 'vanilla', paired)[0]:.2f}", *gains, " / ".join(perplexities)]
 
     names = [f"neural, {name}" if name in counts.rescorers else name for name in columns]
     head = ("vanilla", *names, "in-domain over general", f"perplexity: {' / '.join(counts.rescorers)}")

@@ -181,14 +181,14 @@ def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], di
 
 def draw(results: Path) -> None:
     """Table 2's form on standard output, and the figures, from the CSV files alone."""
-    found = measures(common.read_csv(results / TABLE))
-    cell = {(base, int(k), rule): row for (base, k, rule), row in found.items() if k}
+    measured = measures(common.read_csv(results / TABLE))
+    cell = {(base, int(k), rule): row for (base, k, rule), row in measured.items() if k}
     sizes = sorted({k for base, k, _ in cell if base == "fine-tuned"})
     columns = [(base, rule) for base in BASES for rule in RULES]
     for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
         lines = [[k, *(common.spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
         print(f"\n{what}\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}")
-    for (base, _, rule), row in found.items():
+    for (base, _, rule), row in measured.items():
         if rule in ("greedy", "copied"):
             print(f"{base} {rule}: MAE {common.spread(row, 'MAE')}, PSNR {common.spread(row, 'PSNR', 1)}")
     decodes.speed_table(common.read_csv(results / SPEED))
