@@ -1,18 +1,10 @@
-"""Pictures: small models as DOT text, as SVG where Graphviz is installed; lattices as SVG without it.
+"""Pictures of lattices as SVG; models are drawn by pynini (``NgramModel.to_fst`` and its ``draw``).
 
-    print(fst.drawing.model_dot(lm))                             # paste it into any viewer of DOT
-    Path("model.svg").write_text(fst.drawing.svg(fst.drawing.model_dot(lm)))
-    Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
-
-Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals.
-pywrapfst's ``draw`` has numbers for states, costs for weights and no style for an arc, so that failure arcs look like
-words.
+Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,13 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fst.lattices import slots_of
-from fst.model import NgramModel
 from fst.printable import printable
 
 MOST_ARCS = 500
 """Larger pictures are refused."""
-
-SECONDS_FOR_GRAPHVIZ = 60
 
 SLOT_WIDTH, ROW_HEIGHT, RADIUS, MARGIN = 156, 30, 11, 22
 LONGEST_NAME = 12
@@ -74,7 +63,8 @@ def lattice_svg(
         extra = [arc for arc in ranked[most:] if arc.right or arc.drafted]
         room = most - len(extra)
         slots.append([*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < room), *extra])
-    _limit(sum(map(len, slots)))
+    if (total := sum(map(len, slots))) > MOST_ARCS:
+        raise ValueError(f"expected at most {MOST_ARCS} arcs to draw, got {total}; shorten the lattice")
     slot_width = SLOT_WIDTH if after is None else SLOT_WIDTH + 44
     height = 2 * MARGIN + ROW_HEIGHT * max(map(len, slots), default=1)
     width = 2 * (MARGIN + RADIUS) + slot_width * len(slots)
@@ -140,74 +130,8 @@ def _svg_arc(arc: _Arc, left: float, right: float, middle: float, y: float) -> s
     )
 
 
-def model_dot(model: NgramModel) -> str:
-    """DOT text of an n-gram model: its histories, n-grams, failure arcs (dashed) and final weights."""
-    _limit(len(model.arcs))
-    name = _namer(model.symbols)
-    unk_label = model.unk_label
-    histories = {model.unigram_state: "ε"}
-    if model.start_state != model.unigram_state:
-        histories[model.start_state] = "<s>"
-    arcs = []
-    queue = list(histories)
-    for state in queue:
-        begin, count = (int(model.states[name][state]) for name in ("pos", "narcs"))
-        for label, _, cost, target in model.arcs[begin : begin + count].tolist():
-            word = "<unk>" if label == unk_label else name(label - 1)
-            if label == 0:
-                arcs.append(_arc(state, target, f"{-cost:.2f}", "style=dashed"))
-                continue
-            if target not in histories:
-                histories[target] = word if state == model.unigram_state else f"{histories[state]} {word}"
-                queue.append(target)
-            arcs.append(_arc(state, target, f"{word} {-cost:.2f}"))
-    nodes = []
-    for state, history in histories.items():
-        final = float(model.states["final"][state])
-        ends = model.core.has_end and np.isfinite(final)
-        label = _quoted(f"{history}\n</s> {-final:.2f}" if ends else history)
-        nodes.append(f"{state} [label={label}{', peripheries=2' if ends else ''}]")
-    return _graph(nodes + arcs)
-
-
-def svg(dot: str) -> str:
-    """Lay out DOT text with Graphviz; ValueError with the remedy where its program ``dot`` is missing or fails."""
-    program = shutil.which("dot")
-    if program is None:
-        remedy = "install it (apt-get install graphviz) or keep the DOT text"
-        raise ValueError(f"expected Graphviz's program dot on the PATH, found none; {remedy}")
-    try:
-        command, seconds = [program, "-Tsvg"], SECONDS_FOR_GRAPHVIZ
-        done = subprocess.run(command, input=dot, capture_output=True, encoding="utf-8", timeout=seconds, check=True)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"expected a layout within {SECONDS_FOR_GRAPHVIZ} seconds; draw something smaller") from None
-    except subprocess.CalledProcessError as error:
-        raise ValueError(f"expected DOT text, but Graphviz says: {' '.join(error.stderr.split())}") from None
-    return done.stdout
-
-
-def _limit(arcs: int) -> None:
-    if arcs > MOST_ARCS:
-        remedy = "prune the model or shorten the lattice"
-        raise ValueError(f"expected at most {MOST_ARCS} arcs to draw, got {arcs}; {remedy}")
-
-
 def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
     def name(token: int) -> str:
         return symbols[token] if symbols is not None and token < len(symbols) and symbols[token] else str(token)
 
     return name
-
-
-def _quoted(text: str) -> str:
-    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _arc(source: int, target: int, label: str, *attributes: str) -> str:
-    return f"{source} -> {target} [{', '.join((f'label={_quoted(label)}', *attributes))}]"
-
-
-def _graph(lines: list[str]) -> str:
-    body = "".join(f"  {line}\n" for line in lines)
-    return f"digraph {{\n  rankdir=LR\n  node [shape=box, style=rounded]\n{body}}}\n"

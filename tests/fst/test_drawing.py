@@ -1,25 +1,14 @@
-"""Pictures of models and lattices."""
+"""Pictures of lattices."""
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-import fst
 from fst import drawing
-
-
-def small_model(words: Sequence[str] = ('"quoted"', "b\\")) -> fst.NgramModel:
-    ngrams = [np.array([[fst.EOS], [fst.BOS], [0], [1]], np.int32), np.array([[fst.BOS, 0], [0, 1]], np.int32)]
-    log_probs = [np.array([-1.0, -1000.0, -0.5, -2.0]), np.array([-0.25, -0.125])]
-    return fst.NgramModel.from_table(
-        fst.NgramTable(ngrams, log_probs, [np.array([0, -0.5, -0.75, 0]), np.zeros(2)], list(words))
-    )
 
 
 def texts(svg: str) -> list[str]:
@@ -28,8 +17,7 @@ def texts(svg: str) -> list[str]:
     ]
 
 
-def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+def test_best_arcs_come_first_and_right_and_drafted_ones_are_marked() -> None:
     words = ["zero", "one", "two", "<three>", "a b", "a very long word", "six"]
     tokens, log_probs = [[1, 2, 3], [4, 5, -1]], [[-2.0, -0.5, -1.0], [-0.25, -3.0, 0.0]]
     picture = drawing.lattice_svg(tokens, log_probs, words, right=[1, 5], draft=[2, 5], most=2)
@@ -47,9 +35,6 @@ def test_control_characters_of_words_are_escapes_in_pictures() -> None:
     words = ["\x1b[2J", "a\x00\uffff", "\r\x9b\u202e"]
     picture = drawing.lattice_svg([[0, 1, 2]], [[-0.5, -1.0, -2.0]], words)
     assert texts(picture)[:3] == ["\\x1b[2J -0.50", "a\\x00\\uffff -1.00", "\\r\\x9b\\u202e -2.00"]
-    dot = drawing.model_dot(small_model(words[:2]))
-    assert '"\\\\x1b[2J -0.25"' in dot
-    assert not any(letter in dot for letter in "\x1b\x00\uffff")
 
 
 def test_weights_after_rescoring_rank_the_arcs_and_stand_behind_those_before() -> None:
@@ -76,31 +61,6 @@ def test_arcs_stay_within_the_picture() -> None:
     for element in root.iter("{http://www.w3.org/2000/svg}text"):
         assert 0 <= float(element.attrib["x"]) <= width
         assert 10 <= float(element.attrib["y"]) <= height
-
-
-def test_model_is_drawn_with_its_histories_and_dashed_failure_arcs() -> None:
-    text = drawing.model_dot(small_model())
-    assert 'label="<s>"' in text
-    assert 'label="ε\\n</s> -1.00", peripheries=2' in text
-    assert text.count("style=dashed") == 2
-    assert '[label="\\"quoted\\" -0.25"]' in text
-    assert '[label="b\\\\ -0.12"]' in text
-
-
-def test_graphviz_lays_the_pictures_out() -> None:
-    if shutil.which("dot") is None:
-        with pytest.raises(ValueError, match="apt-get install graphviz"):
-            drawing.svg("digraph {}")
-        pytest.skip("Graphviz is not installed")
-    assert "<svg" in drawing.svg(drawing.model_dot(small_model()))
-    with pytest.raises(ValueError, match="Graphviz says"):
-        drawing.svg("no graph")
-
-
-def test_missing_graphviz_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="apt-get install graphviz"):
-        drawing.svg("digraph {}")
 
 
 def test_large_pictures_are_refused() -> None:
