@@ -1,54 +1,303 @@
-"""Block drafters of SmolLM2-135M-Instruct from its own text: DFlash's kind, its causal twin of the same budget,
-bigrams on both.
+"""Block drafters of SmolLM2-135M-Instruct at several strengths, and learned lattices on the strongest: trained, walked
+and searched.
 
-    python -m benchmarks.smollm2.make --data DIR --work WORK
-    python -m benchmarks.smollm2.drafters --work WORK
+    python -m benchmarks.smollm2.drafters --work WORK                   # states, drafters, lattices, replays; resumes
+    python -m benchmarks.smollm2.drafters --work WORK selector reranker    # of these drafters alone
+    python -m benchmarks.smollm2.drafters --work WORK -o results.csv       # replays of all drafters, joined
+    python -m benchmarks.smollm2.drafters --table benchmarks/smollm2/results/drafters.csv
 
-WORK/blocks then holds states of whole texts and, each in a directory of its own, the drafters; a stopped run is taken
-up where it was. All read the states of layers 2, 15 and 28 and draft eight tokens after the anchor, of the tokens
-that the heads know.
+WORK is a folder that `make.py` has filled with texts, and `QUESTIONS` is in it.  One block drafter (DFlash's kind) is
+trained further and further, each time to a learning rate of zero; a bigram (DSpark), a selector (DFlash 2) and a
+reranker (LiLiCorr) are each taught to the last alone, for about the same time, so that all draft from the same
+marginals.  The package's heads stand beside them.  Weights are tuned and calibrations fitted on held-out answers, for
+every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a walk makes the
+calls of a decode.
+
+Systems: the *walk* is the best arc after the one before, where lattices have transitions, else the best of every slot;
+of n nodes the *beam* (SGLang's, cut to n), the first n nodes of the p best *paths*, the best *tree*; calibrated, from
+the drafter's probabilities alone, with the n-gram model (*no text*), and with the text so far and its copies.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import latticebpd, options, stage
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+import fst
+from benchmarks.common import err, latticebpd, options, pooled, read_csv, slug, stage, table, write_csv
 from benchmarks.smollm2.make import MODEL
-from latticebpd.lattices.texts import Texts
-
-LAYERS = "2,15,28"
-SHAPE = f"--num-layers 3 --layers {LAYERS} --block-size 8 --num-kv-heads 9 --intermediate-size 768"
-OPTIONS = (
-    "--batch-size 16 --anchors 16 --muon-learning-rate 1e-2 --warmup-steps 10 --precision bfloat16 "
-    "--validation-every 60 --validation-sequences 32 --checkpoint-every 10"
+from benchmarks.smollm2.trees import (
+    ALL,
+    HEADS,
+    POSITIONS,
+    VARIANTS,
+    Answer,
+    Following,
+    answers,
+    counts_of,
+    efficiency,
+    gain,
+    save_replays,
+    systems_of_lattices,
 )
+from latticebpd import DraftTree, LatticeDrafter, State
+from latticebpd.drafters.saved_top_k import SavedTopK
+from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
+from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.tuning import tune
+from latticebpd.report.theme import MARKERS, SERIES, STYLE
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.target.catalogue import resolved
+
+QUESTIONS = "questions.jsonl"
+TEXTS, FITTED = 6000, 80
+"""Training texts, the first of a random order; held-out answers that weights are fitted to."""
+STEPS = (60, 240, 600)
+"""Updates of the block drafter, each time as a whole run."""
+LAYERS = "2,15,28"
+SHAPE = (
+    f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size 9 --num-kv-heads 9 --intermediate-size 768 "
+    f"--shortlist {MODEL}"
+)
+TRAINING = (
+    "--batch-size 24 --anchors 32 --accumulate 6 --precision bfloat16 --warmup-steps 10 --validation-every 60 "
+    "--validation-sequences 32 --checkpoint-every 20"
+)
+LEARNED = {
+    "bigram": "--learning-rate 5e-3 --bigram-rank 64",
+    "selector": "--learning-rate 5e-3 --selector --selector-rank 64",
+    "reranker": "--reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
+}
+TAUGHT = (
+    "--batch-size 16 --anchors 16 --accumulate 4 --precision bfloat16 --warmup-steps 10 --validation-every 60 "
+    "--validation-sequences 32 --checkpoint-every 20 --steps 120"
+)
+LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
+"""Drafters by strength, 64 arcs a slot."""
+LATTICES = ("block", *LEARNED)
+"""The last block drafter's lattices and learned ones, 16 arcs a slot."""
+SIZES = (8, 16, 32, 64, 128)
+PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
+KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
+BEHIND = ("first choices", "others")
+BRANCHES = ("drafter", "text", "behind", "nodes", "predicted", "right")
+GAINS = (
+    ("tree", "walk"), ("tree", "beam"), ("tree", "paths"), ("tree, 4-gram", "tree"), ("drafter calibrated", "tree"),
+    ("calibrated, no text", "drafter calibrated"), ("calibrated", "calibrated, no text"),
+)  # fmt: skip
+"""Systems whose difference is shown."""
 
 
-def drafters(work: Path, model: str, shortlist: str, steps: int) -> None:
-    """Train all of them; finished ones stay."""
-    blocks, target = work / "blocks", f"--model {model} --base-dtype bfloat16"
-    train, held = (blocks / name for name in ("train.npz", "held-out.npz"))
-    for copy in (train, held):  # heads' states, of written tokens alone, may stand next to the texts themselves
-        stage(copy, lambda copy=copy: Texts.load(work / copy.name).save(copy))  # type: ignore[misc]
-    latticebpd("train", "hidden", train, held, f"{target} --whole --layers {LAYERS} --shard-texts 64")
-    common = ("train", "block-drafter", train, "--validation", held, f"{target} {OPTIONS}")
-    for name, causal in (("bidirectional", ""), ("causal", "--causal")):
-        rates = f"--shortlist {shortlist} --steps {steps} --learning-rate 2e-3"
-        latticebpd(*common, SHAPE, causal, rates, "-o", blocks / name)
-        rates = "--bigram-rank 64 --steps 150 --learning-rate 5e-3"
-        latticebpd(*common, "--head-on", blocks / name, rates, "-o", blocks / f"{name}-bigram")
+# ---------------------------------------------------------------- drafters and their lattices
+def train(work: Path) -> None:
+    """States, the block drafter after each number of updates, and what is taught to the last."""
+    home = work / "blocks"
+    data, held = home / "train.npz", home / "held-out.npz"
+    given = Texts.load(work / "train.npz")
+    order = np.random.default_rng(0).permutation(len(given)).tolist()[:TEXTS]
+    stage(data, lambda: given.chosen(order).save(data))
+    stage(held, lambda: Texts.load(work / held.name).save(held))
+    states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
+    latticebpd("train hidden", data, held, states)
+    common = ("train block-drafter", data, "--validation", held, f"--model {MODEL}")
+    for steps in STEPS:
+        finished = drafter(work, f"block, {steps} updates")
+        if not finished.exists():
+            latticebpd(*common, TRAINING, SHAPE, f"--steps {steps} -o", home / "block")
+            shutil.copytree(home / "block", finished, ignore=shutil.ignore_patterns("training-*"))
+    for name, head in LEARNED.items():
+        latticebpd(*common, TAUGHT, head, "--head-on", finished, "-o", drafter(work, name))
+
+
+def drafter(work: Path, name: str) -> Path:
+    return work / "blocks" / slug(LADDER[-1] if name == "block" else name)
+
+
+def lattices(work: Path, name: str) -> tuple[Path, Path]:
+    """A drafter's lattices of held-out answers and of the answers to the questions."""
+    home, k = work / "lattices", 16 if name in LATTICES else 64
+    own = () if name == "heads" else ("--drafter-model", drafter(work, name))
+    made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
+    common = (f"--model {MODEL} -k {k} --shard-size 10", *own)
+    held = f"--teacher-force --max-new-tokens 256 --context 1024 --limit {FITTED} -o"
+    latticebpd("lattices --prompts", work / "held-out.npz", *common, held, made[0])
+    latticebpd("lattices --prompts", work / QUESTIONS, *common, "--context 2048 -o", made[1])
+    return made[0], made[1]
+
+
+# ---------------------------------------------------------------- replays
+@dataclass(frozen=True)
+class PathNodes:
+    """The first ``num_nodes`` nodes of the best paths, best path first."""
+
+    num_nodes: int
+
+    def draft(self, lattices: Any, contexts: Any) -> list[DraftTree]:
+        trees = NBestPaths(NgramScorer(None), self.num_nodes).draft(lattices, contexts)
+        return [tree.first(self.num_nodes) for tree in trees]
+
+
+def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
+    """Every system of a drafter at its own weights."""
+    features = {
+        "drafter calibrated": HEADS,
+        "calibrated, no text": VARIANTS["+ its orders"],
+        "calibrated": VARIANTS[ALL],
+    }
+    fitted = {name: calibrate([fit], lm, FITTED, POSITIONS, 0, of)[0] for name, of in features.items()}
+    scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
+    weight = {
+        name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha
+        for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
+    }
+    err.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
+    made: dict[str, Any] = {"walk": GreedyChain()}
+    for name, scorer in (("", plain), (", 4-gram", NgramScorer(lm, weight["1-best"]))):
+        made[f"1-best{name}"] = NBestPaths(scorer, 1)
+    for name, scorer in (("", plain), (", 4-gram", NgramScorer(lm, weight["16-best"]))):
+        made[f"16-best{name}"] = NBestPaths(scorer, 16)
+    for size in SIZES:
+        made[f"{size} beam"] = BeamTree(-(-size // slots), size)
+        made[f"{size} paths"] = PathNodes(size)
+        made[f"{size} tree"] = BestTree(plain, size)
+        made[f"{size} tree, 4-gram"] = BestTree(NgramScorer(lm, weight[f"{size}-tree"]), size)
+        made |= {f"{size} {name}": BestTree(scorer, size) for name, scorer in scorers.items()}
+    return made
+
+
+def behind(answer: Answer, strategy: Any) -> np.ndarray:
+    """``[2, (nodes, predicted, right)]``: of the children of right nodes, how many there are, the sum of their
+    probabilities, and how many are right: behind first choices alone, and behind others."""
+    counts, drafter = np.zeros((2, 3)), LatticeDrafter(SavedTopK(answer.lattices), strategy)
+    at, end = answer.prompt_length + 1, answer.prompt_length + 1 + len(answer.lattices)
+    while at < min(end, len(answer.tokens)):
+        (tree,) = drafter.propose([State(0, answer.tokens[:at], answer.prompt_length, None, len(answer.tokens) - at)])
+        lattice, right, others = tree.lattice, {-1: 0}, {-1: False}  # right nodes' depths; whether others are before
+        for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+            depth = right.get(parent)
+            if depth is None or at + depth >= len(answer.tokens):
+                continue
+            is_right = token == answer.tokens[at + depth]
+            if depth:
+                probability = np.exp(tree.log_probs[node] - tree.log_probs[parent])
+                counts[int(others[parent])] += 1, probability, is_right
+            if is_right:
+                best = lattice.tokens[depth, lattice.log_probs[depth].argmax()] if depth < lattice.slots else -1
+                right[node], others[node] = depth + 1, others[parent] or token != best
+        at += max(right.values()) + 1
+    return counts
+
+
+def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
+    fit, asked = lattices(work, name)
+    made = strategies(fit, lm, slots=8)
+    rows = [
+        dict(zip(BRANCHES, (name, number, place, *row), strict=True))
+        for number, answer in enumerate(answers(asked))
+        for place, row in zip(BEHIND, behind(answer, made["64 calibrated, no text"]).tolist(), strict=True)
+    ]
+    write_csv(output.with_suffix(".branches.csv"), rows)
+
+    def systems(answer: Answer) -> dict[str, LatticeDrafter]:
+        return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
+
+    save_replays(output, "drafter", [(name, answers(asked), systems)])
+
+
+# ---------------------------------------------------------------- tables
+Counts = dict[tuple[str, str], np.ndarray]
+"""``[texts, (tokens, calls, verified)]`` by drafter and system."""
+
+
+def counted(path: Path) -> Counts:
+    return {
+        (name, system): np.array([*each.values()])
+        for (name, system), each in counts_of(path, "drafter", "system").items()
+    }
+
+
+def path_lines(counts: Counts) -> list[list[str]]:
+    """Tokens per call of one path, of sixteen and of the oracle, by drafter."""
+    return [[name, *(efficiency(counts[name, each])[0] for each in PATHS)] for name in (*LADDER, *LATTICES)]
+
+
+def tree_lines(counts: Counts, drafters: Sequence[str], kinds: Sequence[str] = KINDS) -> list[list[str]]:
+    """Tokens per call by drafter, kind and verified tokens."""
+    return [
+        [name, kind, *(efficiency(counts[name, f"{size} {kind}"])[0] for size in SIZES)]
+        for name in drafters
+        for kind in kinds
+    ]
+
+
+def gain_lines(counts: Counts, size: int) -> list[list[str]]:
+    """What each step gains on trees of ``size`` nodes, by drafter."""
+    return [[name, *(gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)]
+
+
+def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list[np.ndarray]:
+    return [counts[name, each if each == "walk" else f"{size} {each}"] for each in pair]
+
+
+@rc_context(STYLE)
+def figure(counts: Counts) -> Figure:
+    """What each step gains on 16-node trees, against how good the drafter is."""
+    drawn = Figure(figsize=(8.4, 3.4), layout="constrained")
+    axes, strength = drawn.subplots(), [float(efficiency(counts[name, "walk"])[0]) for name in LADDER]
+    for number, pair in enumerate(GAINS[3:]):
+        found = (pair_of(counts, name, 16, pair) for name in LADDER)
+        values = np.array([pooled(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])) for one, other in found]) * 100
+        order, style = np.argsort(strength), {"color": SERIES[number].light, "marker": MARKERS[number]}
+        middle, low, high = values[order].T
+        axes.plot(np.sort(strength), middle, label=f"{pair[0]} over {pair[1]}", **style)
+        axes.fill_between(np.sort(strength), low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set(xlabel="tokens per call, best of every slot", ylabel="gain, 16 nodes, %", ylim=0)
+    axes.legend(fontsize=8)
+    return drawn
+
+
+def show(path: Path) -> None:
+    counts, head = counted(path), ("drafter", "system", *map(str, SIZES))
+    table("tokens per call, one path and sixteen", ("drafter", *PATHS), path_lines(counts))
+    for name, drafters in (("64 arcs per slot", LADDER), ("16 arcs per slot", LATTICES)):
+        table(f"trees, {name}, by verified tokens", head, tree_lines(counts, drafters))
+    pairs = [f"{one} over {other}" for one, other in GAINS]
+    for size in (16, 64):
+        table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
+    figure(counts).savefig(path.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("--work", type=Path, required=True, help="folder that make.py has filled")
-    parser.add_argument("--model", default=MODEL, help="target")
-    about = "whose heads' tokens are drafted, or how many of the text's own"
-    parser.add_argument("--shortlist", default=MODEL, help=about)
-    parser.add_argument("--steps", type=int, default=420, help="updates of each drafter")
+    parser.add_argument("--work", type=Path, help="folder with train.npz, held-out.npz, questions.jsonl")
+    parser.add_argument("--lm", type=Path, help="n-gram model; the package's by default")
+    parser.add_argument("drafters", nargs="*", help="drafters whose lattices are replayed; all by default")
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of the replays of all of them")
+    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
     given = parser.parse_args()
-    drafters(given.work, given.model, given.shortlist, given.steps)
+    if given.table is not None:
+        show(given.table)
+        return
+    if given.work is None:
+        parser.error("expected --work or --table")
+    train(given.work)
+    lm = fst.NgramModel.load(given.lm or Path(resolved(MODEL)) / "lm.fst")
+    names = given.drafters or (*LADDER, *LATTICES)
+    files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
+    parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
+    if given.output is not None:
+        write_csv(given.output, [row for part in parts for row in read_csv(part)])
+        show(given.output)
 
 
 if __name__ == "__main__":

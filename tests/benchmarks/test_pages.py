@@ -25,7 +25,7 @@ from benchmarks import (
     gad_recipe,
 )
 from benchmarks.common import pooled, read_csv, spread
-from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
+from benchmarks.smollm2 import drafters, trees
 from benchmarks.study import superresolution
 from benchmarks.study.stern import swept
 from tests.helpers.markdown_tables import markdown_tables
@@ -123,55 +123,22 @@ def readme() -> Cells:
     ]
 
 
-def drafter_paths() -> Cells:
-    return [
-        [None, *(f"{efficiency(drafters()[name, system]):.3f}" for system in compare_drafters.PATHS)]
-        for name in ("heads", "block", "causal", "bigram")
-    ]
-
-
-def drafter_trees() -> Cells:
-    return [
-        [None, None, *(f"{efficiency(drafters()[name, f'{size} {kind}']):.3f}" for size in compare_drafters.SIZES)]
-        for name in ("heads", "block", "causal", "bigram")
-        for kind in compare_drafters.KINDS
-    ]
-
-
-def drafter_parts() -> Cells:
-    by_drafter, counted = drafters(), replays("trees-first-heads.csv")
-
-    def row(name: str, system: Callable[[int], np.ndarray], over: Callable[[int], np.ndarray]) -> list[str | None]:
-        cells = []
-        for size in (8, 16, 32, 64):
-            own, other = system(size), over(size)
-            ends = (100 * each for each in pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1])))
-            cells.append("{:+.1f} ({:.1f} to {:.1f})".format(*ends))
-        return [name, *cells]
-
-    def by(drafter: str, kind: str) -> Callable[[int], np.ndarray]:
-        return lambda size: by_drafter[drafter, f"{size} {kind}"]
-
-    def heads(form: str) -> Callable[[int], np.ndarray]:
-        return lambda size: counted["spec-bench", form.format(size)]
-
-    block, bigram, alone = by("block", "tree"), by("bigram", "tree"), heads("{} heads alone")
-    return [
-        row("block: the bigram", bigram, block),
-        row("block: 4-gram, one weight", by("block", "tree, n-gram"), block),
-        row("block: 4-gram, and both calibrated", by("block", "calibrated, no text"), block),
-        row("block + bigram: 4-gram, and both calibrated", by("bigram", "calibrated, no text"), bigram),
-        row("heads: calibrated, no 4-gram", alone, heads("{}-tree:0-gram")),
-        row("heads: 4-gram, one weight", heads("{}-tree"), heads("{}-tree:0-gram")),
-        row("heads: 4-gram, over heads calibrated alone", heads("{} + its orders"), alone),
-    ]
-
-
 @cache
-def drafters() -> dict[tuple[str, str], np.ndarray]:
-    rows = trees.counts_of(SMOLLM2 / "drafters.csv", "drafter", "system")
-    texts = sorted(set.intersection(*map(set, rows.values())))
-    return {key: np.array([each[text] for text in texts]) for key, each in rows.items()}
+def drafted(name: str = "drafters.csv") -> drafters.Counts:
+    return drafters.counted(SMOLLM2 / name)
+
+
+def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
+    """Lines whose first cells the page words otherwise."""
+    return [[None] * names + [*line[names:]] for line in lines]
+
+
+def causal_gains() -> Cells:
+    def cell(size: int, kind: str) -> str:
+        own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
+        return drafters.gain(own, other)
+
+    return [[None, *(cell(size, kind) for size in drafters.SIZES)] for kind in ("tree", "calibrated, no text")]
 
 
 # ---------------------------------------------------------------- the engine beside its peers
@@ -300,41 +267,6 @@ ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-co
 OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
 
 
-# ---------------------------------------------------------------- learned lattices
-@cache
-def learned() -> dict[tuple[str, ...], np.ndarray]:
-    """``[texts, (tokens, calls, verified)]`` by drafter and system."""
-    found = trees.counts_of(SMOLLM2 / "learned.csv", "drafter", "system")
-    return {key: np.array([*each.values()]) for key, each in found.items()}
-
-
-def learned_paths() -> Cells:
-    systems = ("walk", "best path", "best path, 4-gram")
-    return [
-        [None, *("{} ({})".format(*trees.efficiency(learned()[name, each])) for each in systems)]
-        for name in learned_lattices.HEADS
-    ]
-
-
-def learned_sizes() -> Cells:
-    return [
-        [None, kind, *(trees.efficiency(learned()[name, f"{n} {kind}"])[0] for n in learned_lattices.SIZES)]
-        for name in learned_lattices.HEADS
-        for kind in learned_lattices.KINDS
-    ]
-
-
-def learned_gains() -> Cells:
-    pairs = (("16 tree", "walk"), ("16 tree", "16 beam"), ("16 tree", "16 paths"), ("16 tree, 4-gram", "16 tree"))
-
-    def cell(name: str, one: str, other: str) -> str:
-        own, rival = learned()[name, one], learned()[name, other]
-        value, *ends = (100 * each for each in pooled(own[:, 0], own[:, 1], (rival[:, 0], rival[:, 1])))
-        return "{:+.1f} % ({:.1f} to {:.1f})".format(value, *ends).replace("-", "−")
-
-    return [[name, *(cell(name, *pair) for pair in pairs)] for name in learned_lattices.HEADS]
-
-
 def demo() -> Cells:
     rows = [(row["system"], *(int(row[name]) for name in ("tokens", "calls", "verified"))) for row in read_csv(DEMO)]
     return [
@@ -426,8 +358,13 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
     "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
-    "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees, drafter_parts],
-    "benchmarks/smollm2/learned_lattices.md": [learned_paths, learned_sizes, learned_gains],
+    "benchmarks/smollm2/drafters.md": [
+        lambda: unnamed(drafters.path_lines(drafted())),
+        lambda: unnamed(drafters.gain_lines(drafted(), 16)),
+        lambda: unnamed(drafters.tree_lines(drafted(), drafters.LADDER), 2),
+        lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
+        causal_gains,
+    ],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],

@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.smollm2 import make, more_text
+from benchmarks.smollm2 import drafters, make, more_text
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
+from benchmarks.smollm2.trees import Answer
+from latticebpd.drafters.strategies import BestTree
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
+from latticebpd.scoring.ngram import NgramScorer
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -176,3 +180,16 @@ def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -
 
 def test_templates_hold_expressions_of_their_values() -> None:
     assert filled("{a + b * 2} and {', '.join(t)}", {"a": 1, "b": 3, "t": ["x", "y"]}) == "7 and x, y"
+
+
+def test_children_of_right_nodes_are_counted_behind_first_choices_and_behind_others() -> None:
+    probabilities = np.array([[0.6, 0.4], [0.7, 0.3], [0.9, 0.1]], np.float32)
+    tokens = np.array([[1, 4], [8, 2], [3, 6]])
+    lattices = LatticeSet(
+        np.tile(tokens, (3, 1, 1)), np.log(np.tile(probabilities, (3, 1, 1))),
+        np.full((3, 3), -1), np.full((3, 1), -1),
+    )  # fmt: skip
+    answer = Answer([9, 5, 1, 2, 3, 7], 1, lattices)
+    # After 1 come 8 and 2, the right one though not the first; after 2 only 3 is among the eight best nodes.
+    counts = drafters.behind(answer, BestTree(NgramScorer(None), 8))
+    np.testing.assert_allclose(counts, [[2, 1.0, 1], [1, 0.9, 1]], rtol=1e-6)
