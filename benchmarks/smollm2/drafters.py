@@ -1,17 +1,16 @@
 """Block drafters of SmolLM2-135M-Instruct at several strengths, and learned lattices on the strongest: trained, walked
 and searched.
 
-    python -m benchmarks.smollm2.drafters --work WORK                   # states, drafters, lattices, replays; resumes
-    python -m benchmarks.smollm2.drafters --work WORK selector reranker    # of these drafters alone
-    python -m benchmarks.smollm2.drafters --work WORK -o results.csv       # replays of all drafters, joined
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --join               # further texts -> WORK/more.npz
+    python -m benchmarks.smollm2.drafters --data DIR --work WORK -o results.csv        # all of it; resumes
+    python -m benchmarks.smollm2.drafters --data DIR --work WORK selector reranker     # of these drafters alone
     python -m benchmarks.smollm2.drafters --table benchmarks/smollm2/results/drafters.csv
 
-WORK is a folder that `make.py` has filled with texts, and `QUESTIONS` is in it.  One block drafter (DFlash's kind) is
-trained further and further, each time to a learning rate of zero; a bigram (DSpark), a selector (DFlash 2) and a
-reranker (LiLiCorr) are each taught to the last alone, for about the same time, so that all draft from the same
-marginals.  The package's heads stand beside them.  Weights are tuned and calibrations fitted on held-out answers, for
-every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a walk makes the
-calls of a decode.
+One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
+(DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last alone, so that all draft from the
+same marginals.  The package's heads stand beside them.  Weights are tuned and calibrations fitted on held-out answers,
+for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a walk makes
+the calls of a decode.
 
 Systems: the *walk* is the best arc after the one before, where lattices have transitions, else the best of every slot;
 of n nodes the *beam* (SGLang's, cut to n), the first n nodes of the p best *paths*, the best *tree*; calibrated, from
@@ -20,20 +19,35 @@ the drafter's probabilities alone, with the n-gram model (*no text*), and with t
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
-from benchmarks.common import err, latticebpd, options, pooled, read_csv, slug, stage, table, write_csv
-from benchmarks.smollm2.make import MODEL
+from benchmarks.common import (
+    err,
+    latticebpd,
+    options,
+    pooled,
+    read_csv,
+    read_lines,
+    slug,
+    stage,
+    table,
+    with_interval,
+    write_csv,
+)
+from benchmarks.smollm2.make import HERE, MODEL, own_text
 from benchmarks.smollm2.trees import (
     ALL,
     HEADS,
@@ -48,7 +62,9 @@ from benchmarks.smollm2.trees import (
     save_replays,
     systems_of_lattices,
 )
+from fst.files import write_text
 from latticebpd import DraftTree, LatticeDrafter, State
+from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.texts import Texts
@@ -99,10 +115,20 @@ GAINS = (
 
 
 # ---------------------------------------------------------------- drafters and their lattices
-def train(work: Path) -> None:
+def questions(work: Path, data: Path) -> None:
+    """Ten questions of each category of Spec-Bench, in the file's order."""
+    kept: dict[str, list[dict[str, Any]]] = {}
+    for row in read_lines(data / "spec_bench/question.jsonl"):
+        kept.setdefault(row["category"], []).append(row)
+    rows = [row for category in kept.values() for row in category[:10]]
+    write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in sorted(rows, key=itemgetter("question_id"))))
+
+
+def train(work: Path, source: Path) -> None:
     """States, the block drafter after each number of updates, and what is taught to the last."""
     home = work / "blocks"
     data, held = home / "train.npz", home / "held-out.npz"
+    own_text(work, source, None, [work / "more.npz"])
     given = Texts.load(work / "train.npz")
     order = np.random.default_rng(0).permutation(len(given)).tolist()[:TEXTS]
     stage(data, lambda: given.chosen(order).save(data))
@@ -198,6 +224,11 @@ def behind(answer: Answer, strategy: Any) -> np.ndarray:
     return counts
 
 
+def branches(replays: Path) -> Path:
+    """The file of what is right behind right nodes, beside that of the replays."""
+    return replays.with_suffix(".branches.csv")
+
+
 def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     fit, asked = lattices(work, name)
     made = strategies(fit, lm, slots=8)
@@ -206,7 +237,7 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
         for number, answer in enumerate(answers(asked))
         for place, row in zip(BEHIND, behind(answer, made["64 calibrated, no text"]).tolist(), strict=True)
     ]
-    write_csv(output.with_suffix(".branches.csv"), rows)
+    write_csv(branches(output), rows)
 
     def systems(answer: Answer) -> dict[str, LatticeDrafter]:
         return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
@@ -245,6 +276,18 @@ def gain_lines(counts: Counts, size: int) -> list[list[str]]:
     return [[name, *(gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)]
 
 
+def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """How many nodes behind right ones are right, and that over what the calibrated tree predicts, by drafter."""
+
+    def cells(name: str, place: str) -> list[str]:
+        own = [row for row in rows if (row["drafter"], row["behind"]) == (name, place)]
+        nodes, predicted, right = (np.array([float(row[each]) for row in own]) for each in BRANCHES[3:])
+        return [f"{right.sum() / nodes.sum():.1%}", with_interval(*pooled(right, predicted), places=3)]
+
+    drafters = dict.fromkeys(row["drafter"] for row in rows)
+    return [[name, *cells(name, BEHIND[0]), *cells(name, BEHIND[1])] for name in drafters]
+
+
 def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list[np.ndarray]:
     return [counts[name, each if each == "walk" else f"{size} {each}"] for each in pair]
 
@@ -274,29 +317,37 @@ def show(path: Path) -> None:
     pairs = [f"{one} over {other}" for one, other in GAINS]
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
+    head = ("drafter", *(f"behind {place}: {what}" for place in BEHIND for what in ("right", "of predicted")))
+    table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("--work", type=Path, help="folder with train.npz, held-out.npz, questions.jsonl")
+    parser.add_argument("--data", type=Path, help="folder of the sources that prompts.py names, and of Spec-Bench")
+    parser.add_argument("--work", type=Path, help="folder of all results, with more.npz of more_text.py in it")
     parser.add_argument("--lm", type=Path, help="n-gram model; the package's by default")
     parser.add_argument("drafters", nargs="*", help="drafters whose lattices are replayed; all by default")
+    parser.add_argument("--store", action="store_true", help="write the block drafter to block/, in float16")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of the replays of all of them")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
     given = parser.parse_args()
     if given.table is not None:
         show(given.table)
         return
-    if given.work is None:
-        parser.error("expected --work or --table")
-    train(given.work)
+    if None in (given.data, given.work):
+        parser.error("expected --data and --work, or --table")
+    train(given.work, given.data)
+    stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
     lm = fst.NgramModel.load(given.lm or Path(resolved(MODEL)) / "lm.fst")
+    if given.store:
+        save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
     names = given.drafters or (*LADDER, *LATTICES)
     files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
     parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
     if given.output is not None:
-        write_csv(given.output, [row for part in parts for row in read_csv(part)])
+        for file, own in ((given.output, parts), (branches(given.output), map(branches, parts))):
+            write_csv(file, [row for part in own for row in read_csv(part)])
         show(given.output)
 
 

@@ -363,6 +363,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.gain_lines(drafted(), 16)),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LADDER), 2),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
+        lambda: unnamed(drafters.branch_lines(read_csv(SMOLLM2 / "drafters.branches.csv"))),
         causal_gains,
     ],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],

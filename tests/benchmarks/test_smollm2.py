@@ -193,3 +193,13 @@ def test_children_of_right_nodes_are_counted_behind_first_choices_and_behind_oth
     # After 1 come 8 and 2, the right one though not the first; after 2 only 3 is among the eight best nodes.
     counts = drafters.behind(answer, BestTree(NgramScorer(None), 8))
     np.testing.assert_allclose(counts, [[2, 1.0, 1], [1, 0.9, 1]], rtol=1e-6)
+
+
+def test_ten_questions_of_each_category_are_asked_in_the_files_order(tmp_path: Path) -> None:
+    rows = [{"question_id": number, "category": "qa" if number % 4 else "rag"} for number in range(16)]
+    path = tmp_path / "spec_bench/question.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drafters.questions(tmp_path, tmp_path)
+    kept = [json.loads(line)["question_id"] for line in (tmp_path / drafters.QUESTIONS).read_text().splitlines()]
+    assert kept == [*range(14)]  # ten of the twelve of one category, all four of the other
