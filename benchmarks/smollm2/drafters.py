@@ -81,23 +81,19 @@ TEXTS, FITTED = 6000, 80
 STEPS = (60, 240, 600)
 """Updates of the block drafter, each time as a whole run."""
 LAYERS = "2,15,28"
-SHAPE = (
+BLOCK = (
     f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size 9 --num-kv-heads 9 --intermediate-size 768 "
-    f"--shortlist {MODEL}"
+    f"--shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
 )
 TRAINING = (
-    "--batch-size 24 --anchors 32 --accumulate 6 --precision bfloat16 --warmup-steps 10 --validation-every 60 "
-    "--validation-sequences 32 --checkpoint-every 20"
+    "--precision bfloat16 --warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
 )
 LEARNED = {
     "bigram": "--learning-rate 5e-3 --bigram-rank 64",
     "selector": "--learning-rate 5e-3 --selector --selector-rank 64",
     "reranker": "--reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
 }
-TAUGHT = (
-    "--batch-size 16 --anchors 16 --accumulate 4 --precision bfloat16 --warmup-steps 10 --validation-every 60 "
-    "--validation-sequences 32 --checkpoint-every 20 --steps 120"
-)
+TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4 --steps 120"
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
 LATTICES = ("block", *LEARNED)
@@ -139,10 +135,10 @@ def train(work: Path, source: Path) -> None:
     for steps in STEPS:
         finished = drafter(work, f"block, {steps} updates")
         if not finished.exists():
-            latticebpd(*common, TRAINING, SHAPE, f"--steps {steps} -o", home / "block")
+            latticebpd(*common, TRAINING, BLOCK, f"--steps {steps} -o", home / "block")
             shutil.copytree(home / "block", finished, ignore=shutil.ignore_patterns("training-*"))
     for name, head in LEARNED.items():
-        latticebpd(*common, TAUGHT, head, "--head-on", finished, "-o", drafter(work, name))
+        latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", finished, "-o", drafter(work, name))
 
 
 def drafter(work: Path, name: str) -> Path:
@@ -188,10 +184,9 @@ def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
     }
     err.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
     made: dict[str, Any] = {"walk": GreedyChain()}
-    for name, scorer in (("", plain), (", 4-gram", NgramScorer(lm, weight["1-best"]))):
-        made[f"1-best{name}"] = NBestPaths(scorer, 1)
-    for name, scorer in (("", plain), (", 4-gram", NgramScorer(lm, weight["16-best"]))):
-        made[f"16-best{name}"] = NBestPaths(scorer, 16)
+    for paths in (1, 16):
+        made[f"{paths}-best"] = NBestPaths(plain, paths)
+        made[f"{paths}-best, 4-gram"] = NBestPaths(NgramScorer(lm, weight[f"{paths}-best"]), paths)
     for size in SIZES:
         made[f"{size} beam"] = BeamTree(-(-size // slots), size)
         made[f"{size} paths"] = PathNodes(size)
@@ -251,10 +246,8 @@ Counts = dict[tuple[str, str], np.ndarray]
 
 
 def counted(path: Path) -> Counts:
-    return {
-        (name, system): np.array([*each.values()])
-        for (name, system), each in counts_of(path, "drafter", "system").items()
-    }
+    found = counts_of(path, "drafter", "system").items()
+    return {(name, system): np.array([*each.values()]) for (name, system), each in found}
 
 
 def path_lines(counts: Counts) -> list[list[str]]:
@@ -262,18 +255,27 @@ def path_lines(counts: Counts) -> list[list[str]]:
     return [[name, *(efficiency(counts[name, each])[0] for each in PATHS)] for name in (*LADDER, *LATTICES)]
 
 
-def tree_lines(counts: Counts, drafters: Sequence[str], kinds: Sequence[str] = KINDS) -> list[list[str]]:
+def tree_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
     """Tokens per call by drafter, kind and verified tokens."""
-    return [
-        [name, kind, *(efficiency(counts[name, f"{size} {kind}"])[0] for size in SIZES)]
-        for name in drafters
-        for kind in kinds
-    ]
+    pairs = ((name, kind) for name in drafters for kind in KINDS)
+    return [[*pair, *(efficiency(counts[pair[0], f"{size} {pair[1]}"])[0] for size in SIZES)] for pair in pairs]
 
 
 def gain_lines(counts: Counts, size: int) -> list[list[str]]:
     """What each step gains on trees of ``size`` nodes, by drafter."""
     return [[name, *(gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)]
+
+
+def learned_lines(counts: Counts) -> list[list[str]]:
+    """What learned lattices gain over the block's, system by system, and the block's with the 4-gram over them."""
+
+    def line(one: str, other: str) -> list[str]:
+        found = [(counts[name, one], counts["block", other]) for name in LEARNED]
+        return [gain(*(pair if one == other else pair[::-1])) for pair in found]
+
+    systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
+    lines = [[system, *line(system, system)] for system in systems]
+    return [*lines, ["block, 4-gram", *line("16 drafter calibrated", "16 calibrated, no text")]]
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -317,6 +319,7 @@ def show(path: Path) -> None:
     pairs = [f"{one} over {other}" for one, other in GAINS]
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
+    table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
     head = ("drafter", *(f"behind {place}: {what}" for place in BEHIND for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)

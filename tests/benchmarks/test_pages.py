@@ -363,6 +363,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.gain_lines(drafted(), 16)),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LADDER), 2),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
+        lambda: unnamed(drafters.learned_lines(drafted())),
         lambda: unnamed(drafters.branch_lines(read_csv(SMOLLM2 / "drafters.branches.csv"))),
         causal_gains,
     ],
@@ -429,6 +430,19 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
     assert len(quoted) >= 9
     assert set(quoted) <= found
+
+
+def test_gains_that_the_page_of_drafters_quotes_are_those_of_the_rows() -> None:
+    lines = [
+        *drafters.gain_lines(drafted(), 16),
+        *drafters.gain_lines(drafted(), 64),
+        *drafters.learned_lines(drafted()),
+    ]
+    found = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
+    page = (ROOT / "benchmarks/smollm2/drafters.md").read_text(encoding="utf-8")
+    quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(page.split())))
+    assert len(quoted) >= 8
+    assert quoted <= found
 
 
 @pytest.mark.slow
