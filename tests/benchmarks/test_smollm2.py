@@ -203,3 +203,34 @@ def test_ten_questions_of_each_category_are_asked_in_the_files_order(tmp_path: P
     drafters.questions(tmp_path, tmp_path)
     kept = [json.loads(line)["question_id"] for line in (tmp_path / drafters.QUESTIONS).read_text().splitlines()]
     assert kept == [*range(14)]  # ten of the twelve of one category, all four of the other
+
+
+def test_the_block_drafter_is_kept_after_each_number_of_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called: list[str] = []
+
+    def command(*arguments: object) -> None:
+        called.append(" ".join(map(str, arguments)))
+        if "block-drafter" in called[-1]:
+            made = Path(str(arguments[-1]))
+            made.mkdir(exist_ok=True)
+            for name in ("model.safetensors", "training-state.json"):
+                (made / name).write_text(str(len(called)))
+
+    def texts(*_: object) -> None:
+        for name in ("train", "held-out"):
+            Texts.of_rows([[3, 4, number] for number in range(5)], [1] * 5).save(tmp_path / f"{name}.npz")
+
+    monkeypatch.setattr(drafters, "latticebpd", command)
+    monkeypatch.setattr(drafters, "own_text", texts)
+    monkeypatch.setattr(drafters, "TEXTS", 3)
+    drafters.train(tmp_path, tmp_path)
+    assert len(Texts.load(tmp_path / "blocks/train.npz")) == 3
+    assert [line.split()[1] for line in called] == ["hidden", *["block-drafter"] * 6]
+    kept = [tmp_path / "blocks" / f"block-{steps}-updates" for steps in drafters.STEPS]
+    assert [[each.name for each in path.iterdir()] for path in kept] == [["model.safetensors"]] * 3
+    assert [(path / "model.safetensors").read_text() for path in kept] == ["2", "3", "4"]
+    assert all(f"--head-on {kept[-1]} " in line for line in called[-3:])
+    drafters.train(tmp_path, tmp_path)
+    assert not any("--num-layers" in line for line in called[7:])  # what was kept is not trained again
