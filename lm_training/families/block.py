@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ from lm_training.training.training_loop import Objective, Process, Trainer, roun
 from lm_training.training.training_options import BlockDrafterTraining
 
 UNLABELLED = -1
-CHUNKS = {"cpu": 128}
-"""Slots whose logits are held at a time, by type of device; 4,096 on others."""
 BEHIND = 1e5
 """What takes other tokens' logits below a slot's candidates."""
 
@@ -148,30 +146,6 @@ class BlockSampler:
         return inside, previous, labels
 
 
-class ProjectedCrossEntropy(torch.autograd.Function):
-    """``[n]`` cross-entropies of ``[n, hidden]`` states after a frozen projection, with gradients for the states alone.
-
-    Logits are made and used a few states at a time: a processor takes longer to move those of all than to compute them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, labels: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        losses, gradients, chunk = [hidden.new_zeros(0)], [hidden[:0]], CHUNKS.get(hidden.device.type, 4096)
-        for states, wanted in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-            states = states.detach().requires_grad_()
-            with torch.enable_grad():
-                each = F.cross_entropy(project(states).float(), wanted, reduction="none")
-                gradients += torch.autograd.grad(each.sum(), states)
-            losses.append(each.detach())
-        ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(losses)
-
-    @staticmethod
-    def backward(ctx: Any, *weights: Tensor) -> tuple[Tensor, None, None]:
-        (gradients,) = ctx.saved_tensors
-        return weights[0][:, None] * gradients, None, None
-
-
 class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
     """Trains a block drafter, or those of its parameters that require gradients.
 
@@ -225,9 +199,6 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         """``loss``, the block's own ``slot_losses``, ``[slots]``, a selector's or reranker's ``transition_loss``; in
         nats."""
         known, hidden = batch.labels >= 0, self.hidden(batch)
-        if self.options.objective == "ce" and not self.drafter.ties_slots and self.drafter.lm_head is None:
-            cross_entropy: Any = ProjectedCrossEntropy.apply
-            return self.weighted(cross_entropy(hidden[known], batch.labels[known], self.project), batch)
         every = self.project(hidden).float() if self.drafter.lilicorr is not None else None
         logits = self.logits(hidden[known], batch.previous[known]) if every is None else every[known]
         if self.options.objective == "ce":
@@ -248,11 +219,6 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
             candidates, walked = self.walk(batch, hidden, every)
             learnt = reranker_losses(*walked, candidates.indices, self.target, batch.last.flatten(0, 1))
             added["transition_loss"] = learnt.view(known.shape)[known]
-        return self.weighted(losses, batch, **added)
-
-    def weighted(self, losses: Tensor, batch: BlockBatch, **added: Tensor) -> dict[str, Tensor]:
-        """The values of `forward` from each labelled slot's losses."""
-        known = batch.labels >= 0
 
         def by_slot(values: Tensor) -> Tensor:
             spread = torch.zeros(known.shape, dtype=values.dtype, device=values.device)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
@@ -28,7 +27,6 @@ from lm_training.data.batching import rows_of_step
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.hidden_states import StateOptions, add_states, load_states, states_directory
 from lm_training.data.training_data import HeadData
-from lm_training.families import block
 from lm_training.families.block import BlockObjective, train_block_drafter, with_head
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import BlockDrafterTraining
@@ -122,21 +120,6 @@ def test_many_blocks_in_one_pass_are_each_as_if_alone(data: HeadData, shape: dic
                 torch.testing.assert_close(
                     hidden[index, block], one_at_a_time(objective, index, anchor), atol=1e-5, rtol=1e-4
                 )
-
-
-@pytest.mark.parametrize("states", [0, 3, 10])
-def test_cross_entropies_a_few_states_at_a_time_are_those_of_all(monkeypatch: pytest.MonkeyPatch, states: int) -> None:
-    monkeypatch.setattr(block, "CHUNKS", {"cpu": 3})
-    rng = torch.Generator().manual_seed(0)
-    projection, labels = torch.randn(7, 5, generator=rng), torch.randint(7, (states,), generator=rng)
-    weights, found = torch.randn(states, generator=rng), []
-    hidden = torch.randn(states, 5, generator=rng, requires_grad=True)
-    for losses in (
-        block.ProjectedCrossEntropy.apply(hidden, labels, lambda given: given @ projection.T),  # type: ignore[no-untyped-call]
-        F.cross_entropy(hidden @ projection.T, labels, reduction="none"),
-    ):
-        found.append((losses.detach(), *torch.autograd.grad((losses * weights).sum(), hidden)))
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl"])
