@@ -101,8 +101,8 @@ LATTICES = ("block", *LEARNED)
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
-BEHIND = ("first choices", "others")
-BRANCHES = ("drafter", "text", "behind", "nodes", "predicted", "right")
+AFTER = ("first choices", "others")
+BRANCHES = ("drafter", "text", "after", "nodes", "predicted", "right")
 GAINS = (
     ("tree", "walk"), ("tree", "beam"), ("tree", "paths"), ("tree, 4-gram", "tree"), ("drafter calibrated", "tree"),
     ("calibrated, no text", "drafter calibrated"), ("calibrated", "calibrated, no text"),
@@ -196,9 +196,9 @@ def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
     return made
 
 
-def behind(answer: Answer, strategy: Any) -> np.ndarray:
+def children_after(answer: Answer, strategy: Any) -> np.ndarray:
     """``[2, (nodes, predicted, right)]``: of the children of right nodes, how many there are, the sum of their
-    probabilities, and how many are right: behind first choices alone, and behind others."""
+    probabilities, and how many are right: after first choices only, and after others."""
     counts, drafter = np.zeros((2, 3)), LatticeDrafter(SavedTopK(answer.lattices), strategy)
     at, end = answer.prompt_length + 1, answer.prompt_length + 1 + len(answer.lattices)
     while at < min(end, len(answer.tokens)):
@@ -220,7 +220,7 @@ def behind(answer: Answer, strategy: Any) -> np.ndarray:
 
 
 def branches(replays: Path) -> Path:
-    """The file of what is right behind right nodes, beside that of the replays."""
+    """The file of what is right after right nodes, next to that of the replays."""
     return replays.with_suffix(".branches.csv")
 
 
@@ -230,7 +230,7 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     rows = [
         dict(zip(BRANCHES, (name, number, place, *row), strict=True))
         for number, answer in enumerate(answers(asked))
-        for place, row in zip(BEHIND, behind(answer, made["64 calibrated, no text"]).tolist(), strict=True)
+        for place, row in zip(AFTER, children_after(answer, made["64 calibrated, no text"]).tolist(), strict=True)
     ]
     write_csv(branches(output), rows)
 
@@ -279,15 +279,15 @@ def learned_lines(counts: Counts) -> list[list[str]]:
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """How many nodes behind right ones are right, and that over what the calibrated tree predicts, by drafter."""
+    """How many nodes after right ones are right, and that over what the calibrated tree predicts, by drafter."""
 
     def cells(name: str, place: str) -> list[str]:
-        own = [row for row in rows if (row["drafter"], row["behind"]) == (name, place)]
+        own = [row for row in rows if (row["drafter"], row["after"]) == (name, place)]
         nodes, predicted, right = (np.array([float(row[each]) for row in own]) for each in BRANCHES[3:])
         return [f"{right.sum() / nodes.sum():.1%}", with_interval(*pooled(right, predicted), places=3)]
 
     drafters = dict.fromkeys(row["drafter"] for row in rows)
-    return [[name, *cells(name, BEHIND[0]), *cells(name, BEHIND[1])] for name in drafters]
+    return [[name, *cells(name, AFTER[0]), *cells(name, AFTER[1])] for name in drafters]
 
 
 def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list[np.ndarray]:
@@ -320,7 +320,7 @@ def show(path: Path) -> None:
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
     table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
-    head = ("drafter", *(f"behind {place}: {what}" for place in BEHIND for what in ("right", "of predicted")))
+    head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)
 

@@ -182,7 +182,7 @@ def test_templates_hold_expressions_of_their_values() -> None:
     assert filled("{a + b * 2} and {', '.join(t)}", {"a": 1, "b": 3, "t": ["x", "y"]}) == "7 and x, y"
 
 
-def test_children_of_right_nodes_are_counted_behind_first_choices_and_behind_others() -> None:
+def test_children_of_right_nodes_are_counted_after_first_choices_and_after_others() -> None:
     probabilities = np.array([[0.6, 0.4], [0.7, 0.3], [0.9, 0.1]], np.float32)
     tokens = np.array([[1, 4], [8, 2], [3, 6]])
     lattices = LatticeSet(
@@ -191,7 +191,7 @@ def test_children_of_right_nodes_are_counted_behind_first_choices_and_behind_oth
     )  # fmt: skip
     answer = Answer([9, 5, 1, 2, 3, 7], 1, lattices)
     # After 1 come 8 and 2, the right one though not the first; after 2 only 3 is among the eight best nodes.
-    counts = drafters.behind(answer, BestTree(NgramScorer(None), 8))
+    counts = drafters.children_after(answer, BestTree(NgramScorer(None), 8))
     np.testing.assert_allclose(counts, [[2, 1.0, 1], [1, 0.9, 1]], rtol=1e-6)
 
 
