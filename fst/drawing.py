@@ -1,6 +1,6 @@
-"""Pictures of lattices as SVG; models are drawn by pynini (``NgramModel.to_fst`` and its ``draw``).
+"""Pictures of lattices as SVG: ``Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))``.
 
-Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
+Models are drawn by pynini (``NgramModel.to_fst`` and its ``draw``).
 """
 
 from __future__ import annotations

@@ -3,18 +3,18 @@ and searched.
 
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --join               # further texts -> WORK/more.npz
     python -m benchmarks.smollm2.drafters --data DIR --work WORK -o results.csv        # all of it; resumes
-    python -m benchmarks.smollm2.drafters --data DIR --work WORK selector reranker     # of these drafters alone
+    python -m benchmarks.smollm2.drafters --data DIR --work WORK selector reranker     # of these drafters only
     python -m benchmarks.smollm2.drafters --table benchmarks/smollm2/results/drafters.csv
 
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
-(DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last alone, so that all draft from the
-same marginals.  The package's heads stand beside them.  Weights are tuned and calibrations fitted on held-out answers,
-for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a walk makes
-the calls of a decode.
+(DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
+the same marginals.  The package's heads are compared with them.  Weights are tuned and calibrations fitted on held-out
+answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
+walk makes the calls of a decode.
 
 Systems: the *walk* is the best arc after the one before, where lattices have transitions, else the best of every slot;
 of n nodes the *beam* (SGLang's, cut to n), the first n nodes of the p best *paths*, the best *tree*; calibrated, from
-the drafter's probabilities alone, with the n-gram model (*no text*), and with the text so far and its copies.
+the drafter's probabilities only, with the n-gram model (*no text*), and with the text so far and its copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,43 +46,32 @@ from benchmarks.common import (
     with_interval,
     write_csv,
 )
+from benchmarks.engine.run import chosen
+from benchmarks.smollm2 import trees
 from benchmarks.smollm2.make import HERE, MODEL, own_text
-from benchmarks.smollm2.trees import (
-    ALL,
-    HEADS,
-    POSITIONS,
-    VARIANTS,
-    Answer,
-    Following,
-    answers,
-    counts_of,
-    efficiency,
-    gain,
-    save_replays,
-    systems_of_lattices,
-)
-from fst.files import write_text
-from latticebpd import DraftTree, LatticeDrafter, State
+from fst.files import temporary_beside, write_text
+from latticebpd import DraftTree, LatticeDrafter
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.catalogue import resolved
 
-QUESTIONS = "questions.jsonl"
+QUESTIONS, COUNT = "questions.jsonl", 130
 TEXTS, FITTED = 6000, 80
 """Training texts, the first of a random order; held-out answers that weights are fitted to."""
 STEPS = (60, 240, 600)
 """Updates of the block drafter, each time as a whole run."""
-LAYERS = "2,15,28"
+LAYERS, SLOTS = "2,15,28", 8
 BLOCK = (
-    f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size 9 --num-kv-heads 9 --intermediate-size 768 "
-    f"--shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
+    f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size {SLOTS + 1} --num-kv-heads 9 "
+    f"--intermediate-size 768 --shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
 )
 TRAINING = (
     "--precision bfloat16 --warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
@@ -113,11 +101,10 @@ GAINS = (
 # ---------------------------------------------------------------- drafters and their lattices
 def questions(work: Path, data: Path) -> None:
     """Ten questions of each category of Spec-Bench, in the file's order."""
-    kept: dict[str, list[dict[str, Any]]] = {}
-    for row in read_lines(data / "spec_bench/question.jsonl"):
-        kept.setdefault(row["category"], []).append(row)
-    rows = [row for category in kept.values() for row in category[:10]]
-    write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in sorted(rows, key=itemgetter("question_id"))))
+    path = data / "spec_bench/question.jsonl"
+    asked = {question.question_id for question in chosen(read_questions(path), COUNT)}
+    rows = [row for row in read_lines(path) if row["question_id"] in asked]
+    write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def train(work: Path, source: Path) -> None:
@@ -136,7 +123,8 @@ def train(work: Path, source: Path) -> None:
         finished = drafter(work, f"block, {steps} updates")
         if not finished.exists():
             latticebpd(*common, TRAINING, BLOCK, f"--steps {steps} -o", home / "block")
-            shutil.copytree(home / "block", finished, ignore=shutil.ignore_patterns("training-*"))
+            copied = temporary_beside(finished)
+            shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():
         latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", finished, "-o", drafter(work, name))
 
@@ -169,14 +157,14 @@ class PathNodes:
         return [tree.first(self.num_nodes) for tree in trees]
 
 
-def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
+def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Any]:
     """Every system of a drafter at its own weights."""
     features = {
-        "drafter calibrated": HEADS,
-        "calibrated, no text": VARIANTS["+ its orders"],
-        "calibrated": VARIANTS[ALL],
+        "drafter calibrated": trees.VARIANTS["heads alone"],
+        "calibrated, no text": trees.VARIANTS["+ its orders"],
+        "calibrated": trees.VARIANTS[trees.ALL],
     }
-    fitted = {name: calibrate([fit], lm, FITTED, POSITIONS, 0, of)[0] for name, of in features.items()}
+    fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
     weight = {
         name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha
@@ -188,7 +176,7 @@ def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
         made[f"{paths}-best"] = NBestPaths(plain, paths)
         made[f"{paths}-best, 4-gram"] = NBestPaths(NgramScorer(lm, weight[f"{paths}-best"]), paths)
     for size in SIZES:
-        made[f"{size} beam"] = BeamTree(-(-size // slots), size)
+        made[f"{size} beam"] = BeamTree(-(-size // SLOTS), size)
         made[f"{size} paths"] = PathNodes(size)
         made[f"{size} tree"] = BestTree(plain, size)
         made[f"{size} tree, 4-gram"] = BestTree(NgramScorer(lm, weight[f"{size}-tree"]), size)
@@ -196,13 +184,11 @@ def strategies(fit: Path, lm: fst.NgramModel, slots: int) -> dict[str, Any]:
     return made
 
 
-def children_after(answer: Answer, strategy: Any) -> np.ndarray:
+def children_after(answer: trees.Answer, strategy: Any) -> np.ndarray:
     """``[2, (nodes, predicted, right)]``: of the children of right nodes, how many there are, the sum of their
     probabilities, and how many are right: after first choices only, and after others."""
-    counts, drafter = np.zeros((2, 3)), LatticeDrafter(SavedTopK(answer.lattices), strategy)
-    at, end = answer.prompt_length + 1, answer.prompt_length + 1 + len(answer.lattices)
-    while at < min(end, len(answer.tokens)):
-        (tree,) = drafter.propose([State(0, answer.tokens[:at], answer.prompt_length, None, len(answer.tokens) - at)])
+    counts = np.zeros((2, 3))
+    for at, tree, _ in trees.calls_of(answer, LatticeDrafter(SavedTopK(answer.lattices), strategy)):
         lattice, right, others = tree.lattice, {-1: 0}, {-1: False}  # right nodes' depths; whether others are before
         for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
             depth = right.get(parent)
@@ -215,7 +201,6 @@ def children_after(answer: Answer, strategy: Any) -> np.ndarray:
             if is_right:
                 best = lattice.tokens[depth, lattice.log_probs[depth].argmax()] if depth < lattice.slots else -1
                 right[node], others[node] = depth + 1, others[parent] or token != best
-        at += max(right.values()) + 1
     return counts
 
 
@@ -226,18 +211,18 @@ def branches(replays: Path) -> Path:
 
 def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     fit, asked = lattices(work, name)
-    made = strategies(fit, lm, slots=8)
+    made, texts = strategies(fit, lm), list(trees.answers(asked))
     rows = [
         dict(zip(BRANCHES, (name, number, place, *row), strict=True))
-        for number, answer in enumerate(answers(asked))
+        for number, answer in enumerate(texts)
         for place, row in zip(AFTER, children_after(answer, made["64 calibrated, no text"]).tolist(), strict=True)
     ]
     write_csv(branches(output), rows)
 
-    def systems(answer: Answer) -> dict[str, LatticeDrafter]:
-        return systems_of_lattices({**made, "oracle": Following(answer)}, answer)
+    def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
+        return trees.systems_of_lattices({**made, "oracle": trees.Following(answer)}, answer)
 
-    save_replays(output, "drafter", [(name, answers(asked), systems)])
+    trees.save_replays(output, "drafter", [(name, texts, systems)])
 
 
 # ---------------------------------------------------------------- tables
@@ -246,36 +231,37 @@ Counts = dict[tuple[str, str], np.ndarray]
 
 
 def counted(path: Path) -> Counts:
-    found = counts_of(path, "drafter", "system").items()
+    found = trees.counts_of(path, "drafter", "system").items()
     return {(name, system): np.array([*each.values()]) for (name, system), each in found}
 
 
 def path_lines(counts: Counts) -> list[list[str]]:
     """Tokens per call of one path, of sixteen and of the oracle, by drafter."""
-    return [[name, *(efficiency(counts[name, each])[0] for each in PATHS)] for name in (*LADDER, *LATTICES)]
+    return [[name, *(trees.efficiency(counts[name, each])[0] for each in PATHS)] for name in (*LADDER, *LATTICES)]
 
 
 def tree_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
     """Tokens per call by drafter, kind and verified tokens."""
     pairs = ((name, kind) for name in drafters for kind in KINDS)
-    return [[*pair, *(efficiency(counts[pair[0], f"{size} {pair[1]}"])[0] for size in SIZES)] for pair in pairs]
+    return [[*pair, *(trees.efficiency(counts[pair[0], f"{size} {pair[1]}"])[0] for size in SIZES)] for pair in pairs]
 
 
 def gain_lines(counts: Counts, size: int) -> list[list[str]]:
     """What each step gains on trees of ``size`` nodes, by drafter."""
-    return [[name, *(gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)]
+    return [
+        [name, *(trees.gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)
+    ]
 
 
 def learned_lines(counts: Counts) -> list[list[str]]:
     """What learned lattices gain over the block's, system by system, and the block's with the 4-gram over them."""
-
-    def line(one: str, other: str) -> list[str]:
-        found = [(counts[name, one], counts["block", other]) for name in LEARNED]
-        return [gain(*(pair if one == other else pair[::-1])) for pair in found]
-
     systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
-    lines = [[system, *line(system, system)] for system in systems]
-    return [*lines, ["block, 4-gram", *line("16 drafter calibrated", "16 calibrated, no text")]]
+    lines = [[each, *(trees.gain(counts[name, each], counts["block", each]) for name in LEARNED)] for each in systems]
+    rescored = counts["block", "16 calibrated, no text"]
+    return [
+        *lines,
+        ["block, 4-gram", *(trees.gain(rescored, counts[name, "16 drafter calibrated"]) for name in LEARNED)],
+    ]
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -298,14 +284,14 @@ def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list
 def figure(counts: Counts) -> Figure:
     """What each step gains on 16-node trees, against how good the drafter is."""
     drawn = Figure(figsize=(8.4, 3.4), layout="constrained")
-    axes, strength = drawn.subplots(), [float(efficiency(counts[name, "walk"])[0]) for name in LADDER]
+    axes, strength = drawn.subplots(), {name: float(trees.efficiency(counts[name, "walk"])[0]) for name in LADDER}
+    names = sorted(LADDER, key=strength.__getitem__)
+    at = [strength[name] for name in names]
     for number, pair in enumerate(GAINS[3:]):
-        found = (pair_of(counts, name, 16, pair) for name in LADDER)
-        values = np.array([pooled(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])) for one, other in found]) * 100
-        order, style = np.argsort(strength), {"color": SERIES[number].light, "marker": MARKERS[number]}
-        middle, low, high = values[order].T
-        axes.plot(np.sort(strength), middle, label=f"{pair[0]} over {pair[1]}", **style)
-        axes.fill_between(np.sort(strength), low, high, color=style["color"], alpha=0.15, linewidth=0)
+        middle, low, high = 100 * np.array([trees.gained(*pair_of(counts, name, 16, pair)) for name in names]).T
+        color = SERIES[number].light
+        axes.plot(at, middle, label=f"{pair[0]} over {pair[1]}", color=color, marker=MARKERS[number])
+        axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set(xlabel="tokens per call, best of every slot", ylabel="gain, 16 nodes, %", ylim=0)
     axes.legend(fontsize=8)
     return drawn

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import err, options, pooled, read_csv, table
+from benchmarks.common import Interval, err, options, pooled, read_csv, table
 from fst import FEATURES
+from fst.files import replacing
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Vanilla
@@ -152,17 +153,23 @@ def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
         yield Answer(list(tokens), prompt_length, replace(joined, context=in_order))
 
 
+def calls_of(answer: Answer, drafter: Any) -> Iterator[tuple[int, DraftTree, int]]:
+    """The calls of a decode after its prefill: the tokens before each, its tree and how many nodes are accepted."""
+    at, end = answer.prompt_length + 1, answer.prompt_length + 1 + len(answer.lattices)
+    while at < min(end, len(answer.tokens)):
+        (tree,) = drafter.propose([State(0, answer.tokens[:at], answer.prompt_length, None, len(answer.tokens) - at)])
+        accepted = accept_length(tree, answer.tokens[at:-1])
+        yield at, tree, accepted
+        at += accepted + 1
+
+
 def walk(answer: Answer, drafter: Any) -> tuple[int, int, int]:
     """Tokens committed, calls and verified tokens of a decode after its prefill."""
     calls = verified = 0
-    at, end = answer.prompt_length + 1, answer.prompt_length + 1 + len(answer.lattices)
-    first = at
-    while at < min(end, len(answer.tokens)):
-        state = State(0, answer.tokens[:at], answer.prompt_length, None, len(answer.tokens) - at)
-        (tree,) = drafter.propose([state])
-        calls, verified = calls + 1, verified + len(tree)
-        at += accept_length(tree, answer.tokens[at:-1]) + 1
-    return min(at, len(answer.tokens)) - first, calls, verified
+    first = after = answer.prompt_length + 1
+    for at, tree, accepted in calls_of(answer, drafter):
+        calls, verified, after = calls + 1, verified + len(tree), at + accepted + 1
+    return min(after, len(answer.tokens)) - first, calls, verified
 
 
 def narrowed(lattices: LatticeSet, k: int | None = None) -> LatticeSet:
@@ -233,7 +240,7 @@ def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[An
 
     parts: a name for ``column``, texts, and what makes the systems of a text.
     """
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow((column, *COLUMNS))
         for part, texts, systems in parts:
@@ -314,9 +321,13 @@ def efficiency(counts: np.ndarray) -> list[str]:
     return [f"{value:.3f}", f"{low:.2f}–{high:.2f}"]
 
 
+def gained(one: np.ndarray, other: np.ndarray) -> Interval:
+    """Of ``[texts, (tokens, calls, verified)]`` over another system's, as a share."""
+    return pooled(one[:, 0], one[:, 1], (other[:, 0], other[:, 1]))
+
+
 def gain(one: np.ndarray, other: np.ndarray) -> str:
-    """Of ``[texts, (tokens, calls, verified)]`` over another system's."""
-    return "{:+.1%} ({:+.1%} to {:+.1%})".format(*pooled(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])))
+    return "{:+.1%} ({:+.1%} to {:+.1%})".format(*gained(one, other))
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
 def causal_gains() -> Cells:
     def cell(size: int, kind: str) -> str:
         own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
-        return drafters.gain(own, other)
+        return trees.gain(own, other)
 
     return [[None, *(cell(size, kind) for size in drafters.SIZES)] for kind in ("tree", "calibrated, no text")]
 

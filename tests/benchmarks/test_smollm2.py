@@ -195,8 +195,11 @@ def test_children_of_right_nodes_are_counted_after_first_choices_and_after_other
     np.testing.assert_allclose(counts, [[2, 1.0, 1], [1, 0.9, 1]], rtol=1e-6)
 
 
-def test_ten_questions_of_each_category_are_asked_in_the_files_order(tmp_path: Path) -> None:
-    rows = [{"question_id": number, "category": "qa" if number % 4 else "rag"} for number in range(16)]
+def test_ten_questions_of_each_category_are_asked_in_the_files_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drafters, "COUNT", 14)
+    rows = [{"question_id": number, "category": "qa" if number % 4 else "rag", "turns": ["?"]} for number in range(16)]
     path = tmp_path / "spec_bench/question.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
