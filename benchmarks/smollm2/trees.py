@@ -4,12 +4,14 @@
         --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
+    python -m benchmarks.smollm2.trees --fit HELD --lm WORK/lm.fst --constants         # of copies + tree
     python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER.csv]
 
-Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts.
-Replayed are its other half and all of ASKED.  The answers are the model's own greedy text, so a replay makes the calls
-of a decode.  Every text and system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same
-ones for both systems of a pair.
+Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts, and the
+constants of copies + tree, whose defaults are the best ones, are tuned on the same.  Replayed are its other half and
+all of ASKED.  The answers are the model's own greedy text, so a replay makes the calls of a decode.  Every text and
+system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a
+pair.
 """
 
 from __future__ import annotations
@@ -80,6 +82,16 @@ VARIANTS = {
     "less heads": tuple(name for name in FEATURES if name not in ("log_prob", "mass")),
 }
 """Features that may have a weight: each part added in turn, then each taken away in turn."""
+
+
+CONSTANTS = {
+    "sure": (0.4, 0.6, 0.8, 0.9, 1.01),
+    "keep": (0.75, 0.8, 0.85, 0.9),
+    "longer": (1.5, 2.0, 3.0, 4.5),
+    "novelty": (3.0, 6.0, 12.0, 24.0, 48.0),
+    "max_ngram": (4, 6, 8, 10, 12),
+}
+"""Values that are tried of `MixtureDrafter`'s and `PromptNgramDrafter`'s constants, one constant at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +247,31 @@ def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
     return systems
 
 
+def best_constants(texts: Sequence[Answer], lm: Path, nodes: int = 16) -> dict[str, float]:
+    """The constants of copies + tree that bring the most tokens per call: each in turn, until none is better."""
+    scorer, found = as_scorer(lm, system=f"{nodes}-tree"), dict[tuple[float, ...], float]()
+
+    def measured(values: Mapping[str, Any]) -> float:
+        if (key := tuple(values.values())) not in found:
+            of_copies = {name: value for name, value in values.items() if name != "sure"}
+            counts = np.zeros(3)
+            for answer in texts:
+                copies = PromptNgramDrafter(block_size=nodes, num_nodes=nodes, **of_copies)
+                tree = LatticeDrafter(SavedTopK(answer.lattices), BestTree(scorer, nodes))
+                counts += walk(answer, MixtureDrafter(copies, tree, nodes, values["sure"]))
+            found[key] = counts[0] / counts[1]
+            err.print(f"{values}: {found[key]:.4f} tokens per call", style="dim")
+        return found[key]
+
+    best: dict[str, float] = {name: tried[0] for name, tried in CONSTANTS.items()}
+    while True:
+        before = dict(best)
+        for name, tried in CONSTANTS.items():
+            best = max(({**best, name: value} for value in tried), key=measured)
+        if best == before:
+            return best
+
+
 def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[Answer], Any]]) -> None:
     """A CSV file with a line for every text and system.
 
@@ -263,12 +300,16 @@ def main() -> None:
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
+    parser.add_argument("--constants", action="store_true", help="tune those of copies + tree, and replay nothing")
     given = parser.parse_args()
     if given.table is None:
-        if None in (given.fit, given.lm, given.output):
-            parser.error("expected --fit, --lm and -o, or --table")
+        if None in (given.fit, given.lm, True if given.constants else given.output):
+            parser.error("expected --fit, --lm and -o or --constants, or --table")
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
+        if given.constants:
+            print(best_constants([*answers(given.fit, examples)], given.lm))
+            return
         systems = systems_of(given.fit, examples, given.lm)
         walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
         parts = ((path.name, answers(path, kept), systems) for path, kept in walked)

@@ -28,7 +28,7 @@ class MixtureDrafter:
     sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
     """
 
-    def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.6) -> None:
+    def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.8) -> None:
         expect(num_nodes >= 1, "num_nodes >= 1", num_nodes)
         self.first, self.second, self.num_nodes, self.sure = first, second, num_nodes, sure
         self.needs_hidden = needs_hidden(first) or needs_hidden(second)

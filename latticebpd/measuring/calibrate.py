@@ -1,4 +1,4 @@
-"""Weights of the features of calibrated trees, fitted by maximum likelihood.
+"""Weights of the features of calibrated trees, fitted by maximum likelihood under a weak prior.
 
 Every position of the base model's own text, and every slot of its lattice that a tree can reach, is one observation:
 after the text and the right tokens of the slots before, one of the slot's arcs was right, or none. The weights of a
@@ -30,8 +30,8 @@ from latticebpd.scoring.ngram import padded_histories
 from latticebpd.scoring.rescoring import check_vocabulary
 
 BINS = 20
-REGULARISATION = 1e-3
-"""Of the squared weights in the loss: it decides on features that the examples hardly show."""
+VARIANCE = 10.0
+"""Of a Gaussian prior of the weights, which decides on features that the observations hardly show."""
 FURTHER = 16
 """Positions after each lattice that are observed."""
 NOT_DRAFTED = FEATURES.index("not_drafted")
@@ -194,12 +194,13 @@ def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> floa
 
 def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     begin = torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES])
+    penalty = 1 / (2 * VARIANCE * max(1, len(observed.right)))
     weights = (begin * allowed).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = observed.loss(weights * allowed) + REGULARISATION * (weights**2).sum()
+        loss = observed.loss(weights * allowed) + penalty * (weights**2).sum()
         loss.backward()
         return loss
 

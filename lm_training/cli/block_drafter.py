@@ -43,8 +43,9 @@ def block_drafter(
     reranker_heads: int = typer.Option(8, min=1, help="Attention heads of the reranker."),
     candidates: int | None = typer.Option(None, min=1, help="Arcs per slot that are scored; 16, or 8 to rerank."),
     head_on: Path | None = typer.Option(
-        None, "--head-on", "--bigram-on", help="Train only such a head, by default a bigram, for this trained drafter."
+        None, "--head-on", "--bigram-on", help="Train such a head, by default a bigram, for this trained drafter."
     ),
+    whole: bool = typer.Option(False, "--whole/--head-only", help="With --head-on: train the drafter too."),
     mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,
     *,
@@ -61,7 +62,7 @@ def block_drafter(
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o bigram
         --head-on block[/bold]
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o selected
-        --selector[/bold]
+        --selector --head-on block --whole[/bold]
     """
     quiet_transformers()
     import torch
@@ -94,7 +95,7 @@ def block_drafter(
     if learned and bigram_rank:
         head["markov_rank"] = bigram_rank
     if head_on is not None:
-        new = with_head(load_block_drafter(head_on), **head)
+        new = with_head(load_block_drafter(head_on), not whole, **head)
         listed = None if new.draft_tokens is None else new.draft_tokens.numpy()
     else:
         tokenizer, listed = load_tokenizer(model), None

@@ -362,20 +362,20 @@ def _copy_matching(own: nn.Module, other: nn.Module | None) -> None:
             weight.copy_(weights[name])
 
 
-def with_head(drafter: BlockDrafter, **parts: Any) -> BlockDrafter:
-    """The same drafter, frozen, with a new bigram, selector or reranker to train.
+def with_head(drafter: BlockDrafter, frozen: bool = True, **parts: Any) -> BlockDrafter:
+    """The same drafter with a new bigram, selector or reranker to train.
 
-    parts: fields of ``BlockConfig`` that describe the head, and convolutions, which stay without effect. Raises
-    ValueError where it has such a head already, or the values describe no drafter.
+    frozen: train the head alone; convolutions stay without effect. parts: fields of ``BlockConfig`` that describe head
+    and convolutions. Raises ValueError where it has such a head already, or the values describe no drafter.
     """
     if drafter.ties_slots:
         wanted = "a drafter without a bigram, selector or reranker, to teach one to"
         raise ValueError(f"expected {wanted}, got one that has it")
-    if drafter.config.conv_kernel_size:
+    if frozen and drafter.config.conv_kernel_size:
         parts = {name: value for name, value in parts.items() if not name.startswith("conv_")}
     new = BlockDrafter(replace(drafter.config, **parts), drafter.draft_tokens, drafter.lm_head is not None)
     new.load_state_dict(drafter.state_dict(), strict=False)
-    new.requires_grad_(False)
+    new.requires_grad_(not frozen)
     for head in (new.markov_head, new.candidate_selector, new.lilicorr):
         if head is not None:
             head.requires_grad_(True)

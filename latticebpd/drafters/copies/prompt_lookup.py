@@ -32,14 +32,14 @@ class PromptNgramDrafter(Drafter):
 
     def __init__(
         self,
-        max_ngram: int = 4,
+        max_ngram: int = 12,
         min_ngram: int = 1,
         block_size: int = 8,
         num_nodes: int = 12,
         max_matches: int = 8,
-        keep: float = 0.8,
-        longer: float = 3.0,
-        novelty: float = 3.0,
+        keep: float = 0.9,
+        longer: float = 1.5,
+        novelty: float = 12.0,
     ) -> None:
         expect(1 <= min_ngram <= max_ngram, "1 <= min_ngram <= max_ngram", f"{min_ngram} and {max_ngram}")
         wanted = "block_size, num_nodes and max_matches >= 1"

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fst import FEATURES
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks, lattice_files, needed_slots
-from latticebpd.measuring.calibrate import NEVER, calibrate
+from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, calibrate
 from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from tests.helpers.commands import Run
@@ -108,6 +109,19 @@ def test_predictions_are_reliable(tmp_path: Path) -> None:
     lattices = next(blocks([file]))
     assert (lattices.continuation >= 0).all()
     assert found.count.sum() > 0.7 * len(lattices) * SLOTS * K  # arcs of all slots that can be reached, and copies
+
+
+def test_a_rare_feature_is_predicted_as_often_right_as_it_is() -> None:
+    """One position in fifty repeats a long match, which is right in 19 cases of 20."""
+    positions, rare, right = 4000, 80, 76
+    match, outside = FEATURES.index("match_10"), FEATURES.index("outside")
+    features = np.zeros((positions, 2, len(FEATURES)), np.float32)
+    features[:, 0, FEATURES.index("log_prob")], features[:, 1, outside] = -1.0, 1.0
+    features[:rare, 0, match] = 1.0
+    labels = [int(row >= right) for row in range(rare)] + [int(row % 2) for row in range(positions - rare)]
+    observed = Observations.of([*zip(features, labels, strict=True)], copies=True)
+    weights = _fitted(observed, torch.ones(len(FEATURES)))
+    assert float(observed.log_probs(weights)[:rare, 0].exp().mean()) == pytest.approx(right / rare, abs=0.02)
 
 
 def test_calibrated_trees_accept_more(file: Path, fitted: Calibration, tmp_path: Path) -> None:

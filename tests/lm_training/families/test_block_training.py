@@ -319,6 +319,21 @@ def test_a_head_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp
         with_head(again, **HEADS[kind])
 
 
+def test_a_head_with_its_drafter_begins_as_the_drafter_and_trains_all(data: HeadData, tmp_path: Path) -> None:
+    before = drafter(base(), list(range(2, 20))).eval()
+    new = with_head(before, frozen=False, **HEADS["selector"]).eval()
+    assert new.config.conv_kernel_size == HEADS["selector"]["conv_kernel_size"]
+    one, other = (BlockObjective(each, base(), data, data, QUICK) for each in (before, new))
+    batch = one.batch(0, 0, 1)
+    torch.testing.assert_close(one.hidden(batch), other.hidden(batch))  # new convolutions change nothing
+    started = {name: weight.clone() for name, weight in new.state_dict().items()}
+    train_block_drafter(new, base(), data, data, tmp_path, QUICK)
+    again = load_block_drafter(tmp_path)
+    assert not again.layers[0].attention_conv.kernel_projection.weight.eq(0).all()
+    moved = {name for name, weight in again.state_dict().items() if not torch.equal(weight, started[name])}
+    assert moved == {name for name, _ in new.named_parameters()}
+
+
 def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) -> None:
     def refused(given: HeadData, target: LlamaForCausalLM, words: str) -> None:
         with pytest.raises(ValueError, match=words):
