@@ -75,6 +75,8 @@ def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
 
 def ways(system: System) -> tuple[str, ...]:
     """How a system's answers are drafted: of this project's, those without heads only by copies."""
+    if system[0] == "transformers":
+        return "", *(f"prompt lookup {tokens}" for tokens in (3, 5, 10))
     if not system[0].startswith("latticebpd"):
         return "", "prompt lookup"
     return OWN[:2] if str(system[1]).endswith(".gguf") else OWN

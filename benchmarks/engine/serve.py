@@ -108,7 +108,7 @@ class Transformers:
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        self.lookup, self.tensor = {"prompt_lookup_num_tokens": 10} if drafts else {}, torch.tensor
+        self.lookup, self.tensor = {"prompt_lookup_num_tokens": int(drafts.split()[-1])} if drafts else {}, torch.tensor
         self.cache: Any = None
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 

@@ -4,11 +4,13 @@ and searched.
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --join               # further texts -> WORK/more.npz
     python -m benchmarks.smollm2.drafters --data DIR --work WORK -o results.csv        # all of it; resumes
     python -m benchmarks.smollm2.drafters --data DIR --work WORK selector reranker     # of these drafters only
+    python -m benchmarks.smollm2.drafters --data DIR --work WORK --clock -o speed.csv  # times, on a quiet machine
     python -m benchmarks.smollm2.drafters --table benchmarks/smollm2/results/drafters.csv
 
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
 (DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
-the same marginals.  The package's heads are compared with them.  Weights are tuned and calibrations fitted on held-out
+the same marginals.  The block is also trained further with selector and convolutions, and without them.  The package's
+heads are compared with all.  Weights are tuned and calibrations fitted on held-out
 answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
 walk makes the calls of a decode.
 
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +43,7 @@ from benchmarks.common import (
     pooled,
     read_csv,
     read_lines,
+    set_up,
     slug,
     stage,
     table,
@@ -50,7 +54,8 @@ from benchmarks.engine.run import chosen
 from benchmarks.smollm2 import trees
 from benchmarks.smollm2.make import HERE, MODEL, own_text
 from fst.files import temporary_beside, write_text
-from latticebpd import DraftTree, LatticeDrafter
+from latticebpd import DraftTree, LatticeDrafter, NoDrafter, load
+from latticebpd.decoding.front_door import Loaded
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
@@ -60,6 +65,7 @@ from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.catalogue import resolved
 
@@ -71,24 +77,33 @@ STEPS = (60, 240, 600)
 LAYERS, SLOTS = "2,15,28", 8
 BLOCK = (
     f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size {SLOTS + 1} --num-kv-heads 9 "
-    f"--intermediate-size 768 --shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
+    f"--intermediate-size 768 --shortlist {MODEL}"
 )
+BATCH = "--batch-size 24 --anchors 32 --accumulate 6"
 TRAINING = (
     "--precision bfloat16 --warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
 )
+RATE = "--learning-rate 5e-3"
+SELECTOR = "--selector --selector-rank 64"
 LEARNED = {
-    "bigram": "--learning-rate 5e-3 --bigram-rank 64",
-    "selector": "--learning-rate 5e-3 --selector --selector-rank 64",
-    "reranker": "--reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
+    "bigram": f"--steps 250 {RATE} --bigram-rank 64",
+    "selector": f"--steps 260 {RATE} {SELECTOR}",
+    "reranker": "--steps 120 --reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
 }
-TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4 --steps 120"
+"""Equally long: five minutes of a core."""
+TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
+FURTHER = 60
+"""Updates of the last block drafter with a selector that is trained with it, and without."""
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
 LATTICES = ("block", *LEARNED)
 """The last block drafter's lattices and learned ones, 16 arcs a slot."""
+WHOLE = (f"block, {STEPS[-1] + FURTHER} updates", "selector, trained whole")
+"""Equal updates of all weights, without a selector and with one, 16 arcs a slot."""
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
+TIMED, TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("heads", *LATTICES), ("2-calibrated", "16-calibrated"), 26, 96
 AFTER = ("first choices", "others")
 BRANCHES = ("drafter", "text", "after", "nodes", "predicted", "right")
 GAINS = (
@@ -119,14 +134,16 @@ def train(work: Path, source: Path) -> None:
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)
     common = ("train block-drafter", data, "--validation", held, f"--model {MODEL}")
-    for steps in STEPS:
-        finished = drafter(work, f"block, {steps} updates")
+    for name, steps in (*zip(LADDER[1:], STEPS, strict=True), (WHOLE[0], STEPS[-1] + FURTHER)):
+        finished = drafter(work, name)
         if not finished.exists():
-            latticebpd(*common, TRAINING, BLOCK, f"--steps {steps} -o", home / "block")
+            latticebpd(*common, TRAINING, BLOCK, BATCH, f"--steps {steps} -o", home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
+    last = ("--head-on", drafter(work, "block"), "-o")
     for name, head in LEARNED.items():
-        latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", finished, "-o", drafter(work, name))
+        latticebpd(*common, TRAINING, TAUGHT, head, *last, drafter(work, name))
+    latticebpd(*common, TRAINING, BATCH, f"--steps {FURTHER} {RATE} {SELECTOR} --whole", *last, drafter(work, WHOLE[1]))
 
 
 def drafter(work: Path, name: str) -> Path:
@@ -135,7 +152,7 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    home, k = work / "lattices", 16 if name in LATTICES else 64
+    home, k = work / "lattices", 16 if name in (*LATTICES, *WHOLE) else 64
     own = () if name == "heads" else ("--drafter-model", drafter(work, name))
     made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
     common = (f"--model {MODEL} -k {k} --shard-size 10", *own)
@@ -225,7 +242,80 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     trees.save_replays(output, "drafter", [(name, texts, systems)])
 
 
+# ---------------------------------------------------------------- times
+def calibrated(work: Path, name: str, lm: Path) -> Path:
+    """The n-gram model and next to it a drafter's calibration."""
+    own = work / "calibrated" / slug(name) / lm.name
+    if not calibration_path(own).exists():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(lm, own)
+        latticebpd("calibrate", lattices(work, name)[0], "--lm", own, f"--examples {FITTED} --write")
+    return own
+
+
+def timed(drafter: Any) -> tuple[Any, list[float]]:
+    """A drafter, and the seconds that each of its calls takes."""
+    seconds = list[float]()
+
+    def propose(states: Any, draft: Any = drafter.propose) -> Any:
+        begun = time.perf_counter()
+        trees = draft(states)
+        seconds.append(time.perf_counter() - begun)
+        return trees
+
+    drafter.propose = propose
+    return drafter, seconds
+
+
+def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
+    """Wall-clock milliseconds of answers, and of drafting within them; drafters and systems in turns."""
+    set_up()
+    systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
+    for name in TIMED:
+        own = () if name == "heads" else (drafter(work, name),)
+        loaded = load(MODEL, calibrated(work, name, lm), drafter=own[0] if own else None, weights="file")
+        systems.setdefault(("greedy", ""), (loaded, NoDrafter))
+        for system in TIMED_SYSTEMS:
+            systems[name, system] = (loaded, partial(loaded.drafter, system))
+    rows, asked = list[dict[str, Any]](), chosen(read_questions(work / QUESTIONS), TIMED_COUNT)
+    for number in (0, *range(len(asked))):  # the first question warms up
+        texts = []
+        for (name, system), (loaded, make) in systems.items():
+            drafting, seconds = timed(make())
+            prompt, begun = loaded.prompts.prompt(asked[number].turns[:1]), time.perf_counter()
+            out = loaded.generate(prompt, drafting, max_new_tokens=NEW_TOKENS)
+            taken = time.perf_counter() - begun
+            texts.append(np.asarray(out.sequences).tolist())
+            row = {"drafter": name, "system": system, "text": number, "tokens": len(texts[-1][0]) - len(prompt)}
+            row |= {"calls": out.num_calls, "ms": 1e3 * taken, "drafting ms": 1e3 * sum(seconds)}
+            rows.append(row)
+        if any(each != texts[0] for each in texts):
+            raise ValueError(f"question {number}: expected one text of all systems, got several")
+    return rows[len(systems) :]
+
+
 # ---------------------------------------------------------------- tables
+CLOCK_HEAD = ("drafter", *(f"{system}: {what}" for system in TIMED_SYSTEMS for what in ("tokens/s", "ms of drafting")))
+
+
+def clock_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """By drafter: tokens a second and milliseconds of drafting a call of every system."""
+    groups: dict[tuple[str, str], list[list[float]]] = {}
+    for row in rows:
+        numbers = [float(row[each]) for each in ("tokens", "calls", "ms", "drafting ms")]
+        groups.setdefault((row["drafter"], row["system"]), []).append(numbers)
+    found = {key: np.array(each).T for key, each in groups.items()}
+
+    def cells(tokens: np.ndarray, calls: np.ndarray, taken: np.ndarray, drafting: np.ndarray) -> list[str]:
+        speed = with_interval(*pooled(1e3 * tokens, taken), places=0)
+        return [speed, f"{drafting.sum() / calls.sum():.1f}" if drafting.any() else ""]
+
+    lines = [["greedy", *cells(*found["greedy", ""]), *[""] * (2 * len(TIMED_SYSTEMS) - 2)]]
+    for name in dict.fromkeys(name for name, system in found if system):
+        lines.append([name, *(cell for system in TIMED_SYSTEMS for cell in cells(*found[name, system]))])
+    return lines
+
+
 Counts = dict[tuple[str, str], np.ndarray]
 """``[texts, (tokens, calls, verified)]`` by drafter and system."""
 
@@ -262,6 +352,15 @@ def learned_lines(counts: Counts) -> list[list[str]]:
         *lines,
         ["block, 4-gram", *(trees.gain(rescored, counts[name, "16 drafter calibrated"]) for name in LEARNED)],
     ]
+
+
+def whole_lines(counts: Counts) -> list[list[str]]:
+    """Tokens per call of the block that was trained further, with the selector and without, and the gain."""
+    lines = []
+    for system in ("walk", *(f"16 {kind}" for kind in KINDS)):
+        without, own = (counts[name, system] for name in WHOLE)
+        lines.append([system, *(trees.efficiency(each)[0] for each in (without, own)), trees.gain(own, without)])
+    return lines
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -306,6 +405,7 @@ def show(path: Path) -> None:
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
     table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
+    table("trained whole", ("system", *WHOLE, "gain"), whole_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)
@@ -319,19 +419,25 @@ def main() -> None:
     parser.add_argument("drafters", nargs="*", help="drafters whose lattices are replayed; all by default")
     parser.add_argument("--store", action="store_true", help="write the block drafter to block/, in float16")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of the replays of all of them")
+    parser.add_argument("--clock", action="store_true", help="measure times instead, into the CSV file")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
     given = parser.parse_args()
     if given.table is not None:
         show(given.table)
         return
-    if None in (given.data, given.work):
-        parser.error("expected --data and --work, or --table")
+    if None in (given.data, given.work) or (given.clock and given.output is None):
+        parser.error("expected --data and --work, and -o with --clock; or --table")
     train(given.work, given.data)
     stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
-    lm = fst.NgramModel.load(given.lm or Path(resolved(MODEL)) / "lm.fst")
+    path = given.lm or Path(resolved(MODEL)) / "lm.fst"
+    if given.clock:
+        write_csv(given.output, clock(given.work, path), digits=1)
+        table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
+        return
+    lm = fst.NgramModel.load(path)
     if given.store:
         save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
-    names = given.drafters or (*LADDER, *LATTICES)
+    names = given.drafters or (*LADDER, *LATTICES, *WHOLE)
     files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
     parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
     if given.output is not None:

@@ -194,13 +194,12 @@ def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> floa
 
 def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     begin = torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES])
-    penalty = 1 / (2 * VARIANCE * max(1, len(observed.right)))
     weights = (begin * allowed).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = observed.loss(weights * allowed) + penalty * (weights**2).sum()
+        loss = observed.loss(weights * allowed) + (weights**2).sum() / (2 * VARIANCE * len(observed.right))
         loss.backward()
         return loss
 

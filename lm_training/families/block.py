@@ -376,9 +376,8 @@ def with_head(drafter: BlockDrafter, frozen: bool = True, **parts: Any) -> Block
     new = BlockDrafter(replace(drafter.config, **parts), drafter.draft_tokens, drafter.lm_head is not None)
     new.load_state_dict(drafter.state_dict(), strict=False)
     new.requires_grad_(not frozen)
-    for head in (new.markov_head, new.candidate_selector, new.lilicorr):
-        if head is not None:
-            head.requires_grad_(True)
+    for head in filter(None, (new.markov_head, new.candidate_selector, new.lilicorr)):
+        head.requires_grad_(True)
     return new
 
 

@@ -31,7 +31,8 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embedding
 
 @pytest.fixture(scope="module", params=list(SYSTEMS))
 def peer(request: pytest.FixtureRequest) -> Iterator[peers.Peer]:
-    with closing(peers.Peer(SYSTEMS[request.param], 1, drafts="16-copies")) as found:
+    drafts = "16-copies" if request.param == "latticebpd" else "prompt lookup 3"
+    with closing(peers.Peer(SYSTEMS[request.param], 1, drafts=drafts)) as found:
         yield found
 
 
