@@ -9,8 +9,8 @@ and searched.
 
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
 (DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
-the same marginals.  The block is also trained further with selector and convolutions, and without them.  The package's
-heads are compared with all.  Weights are tuned and calibrations fitted on held-out
+the same marginals.  The selector is then also trained on, with its convolutions and the block.  The package's heads
+are compared with all.  Weights are tuned and calibrations fitted on held-out
 answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
 walk makes the calls of a decode.
 
@@ -92,14 +92,13 @@ LEARNED = {
 }
 """Equally long: five minutes of a core."""
 TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
-FURTHER = 60
-"""Updates of the last block drafter with a selector that is trained with it, and without."""
+FURTHER = "--steps 60 --learning-rate 1e-3 --muon-learning-rate 2e-3"
+"""Of the block drafter, the selector and its convolutions together."""
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
 LATTICES = ("block", *LEARNED)
 """The last block drafter's lattices and learned ones, 16 arcs a slot."""
-WHOLE = (f"block, {STEPS[-1] + FURTHER} updates", "selector, trained whole")
-"""Equal updates of all weights, without a selector and with one, 16 arcs a slot."""
+WHOLE = "selector, trained whole"
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
@@ -134,16 +133,16 @@ def train(work: Path, source: Path) -> None:
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)
     common = ("train block-drafter", data, "--validation", held, f"--model {MODEL}")
-    for name, steps in (*zip(LADDER[1:], STEPS, strict=True), (WHOLE[0], STEPS[-1] + FURTHER)):
+    for name, steps in zip(LADDER[1:], STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
             latticebpd(*common, TRAINING, BLOCK, BATCH, f"--steps {steps} -o", home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
-    last = ("--head-on", drafter(work, "block"), "-o")
     for name, head in LEARNED.items():
-        latticebpd(*common, TRAINING, TAUGHT, head, *last, drafter(work, name))
-    latticebpd(*common, TRAINING, BATCH, f"--steps {FURTHER} {RATE} {SELECTOR} --whole", *last, drafter(work, WHOLE[1]))
+        latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", drafter(work, "block"), "-o", drafter(work, name))
+    begin = ("--head-on", drafter(work, "selector"), "--whole -o", drafter(work, WHOLE))
+    latticebpd(*common, TRAINING, BATCH, FURTHER, *begin)
 
 
 def drafter(work: Path, name: str) -> Path:
@@ -152,7 +151,7 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    home, k = work / "lattices", 16 if name in (*LATTICES, *WHOLE) else 64
+    home, k = work / "lattices", 16 if name in (*LATTICES, WHOLE) else 64
     own = () if name == "heads" else ("--drafter-model", drafter(work, name))
     made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
     common = (f"--model {MODEL} -k {k} --shard-size 10", *own)
@@ -355,12 +354,9 @@ def learned_lines(counts: Counts) -> list[list[str]]:
 
 
 def whole_lines(counts: Counts) -> list[list[str]]:
-    """Tokens per call of the block that was trained further, with the selector and without, and the gain."""
-    lines = []
-    for system in ("walk", *(f"16 {kind}" for kind in KINDS)):
-        without, own = (counts[name, system] for name in WHOLE)
-        lines.append([system, *(trees.efficiency(each)[0] for each in (without, own)), trees.gain(own, without)])
-    return lines
+    """What training all weights further gains over the selector on the frozen block."""
+    systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
+    return [[each, trees.gain(counts[WHOLE, each], counts["selector", each])] for each in systems]
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -405,7 +401,7 @@ def show(path: Path) -> None:
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
     table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
-    table("trained whole", ("system", *WHOLE, "gain"), whole_lines(counts))
+    table("trained whole over the selector alone", ("system", "gain"), whole_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)
@@ -437,7 +433,7 @@ def main() -> None:
     lm = fst.NgramModel.load(path)
     if given.store:
         save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
-    names = given.drafters or (*LADDER, *LATTICES, *WHOLE)
+    names = given.drafters or (*LADDER, *LATTICES, WHOLE)
     files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
     parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
     if given.output is not None:

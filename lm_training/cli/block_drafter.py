@@ -45,7 +45,7 @@ def block_drafter(
     head_on: Path | None = typer.Option(
         None, "--head-on", "--bigram-on", help="Train such a head, by default a bigram, for this trained drafter."
     ),
-    whole: bool = typer.Option(False, "--whole/--head-only", help="With --head-on: train the drafter too."),
+    whole: bool = typer.Option(False, "--whole/--head-only", help="With --head-on: train all of the drafter further."),
     mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,
     *,
@@ -62,7 +62,7 @@ def block_drafter(
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o bigram
         --head-on block[/bold]
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o selected
-        --selector --head-on block --whole[/bold]
+        --selector[/bold]
     """
     quiet_transformers()
     import torch
@@ -83,8 +83,8 @@ def block_drafter(
     target = torch.nn.Module.to(load_stock(model, base_type(base_dtype)), base_type(base_dtype))
     learnt, held_out = load_head_data(data, [validation], 0)
     torch.manual_seed(options.seed)
-    learned = selector or reranker
-    head: dict[str, Any] = {} if learned else {"markov_rank": bigram_rank or 64 * (head_on is not None)}
+    rank = bigram_rank or 64 * (head_on is not None and not (selector or reranker or whole))
+    head: dict[str, Any] = {"markov_rank": rank} if rank else {}
     width = BaseModel.of(target).hidden_size
     if selector:
         head |= {"conv_kernel_size": 2, "conv_group_size": math.gcd(16, width)}
@@ -92,8 +92,6 @@ def block_drafter(
     if reranker:
         shape = {"hidden_size": reranker_size, "factor_dim": reranker_size or width, "num_heads": reranker_heads}
         head["reranker"] = RerankerConfig(candidates or 8, **shape)
-    if learned and bigram_rank:
-        head["markov_rank"] = bigram_rank
     if head_on is not None:
         new = with_head(load_block_drafter(head_on), not whole, **head)
         listed = None if new.draft_tokens is None else new.draft_tokens.numpy()
@@ -117,7 +115,7 @@ def block_drafter(
             block_size,
             mask_token,
             causal_head=causal,
-            sample_from_anchor=not learned if sample_from_anchor is None else sample_from_anchor,
+            sample_from_anchor=not (selector or reranker) if sample_from_anchor is None else sample_from_anchor,
             **head,
             draft_vocab_size=None if listed is None else len(listed),
             tokenizer_fingerprint=vocabulary_fingerprint(tokenizer.get_vocab()),

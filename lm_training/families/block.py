@@ -363,12 +363,12 @@ def _copy_matching(own: nn.Module, other: nn.Module | None) -> None:
 
 
 def with_head(drafter: BlockDrafter, frozen: bool = True, **parts: Any) -> BlockDrafter:
-    """The same drafter with a new bigram, selector or reranker to train.
+    """The same drafter with a new bigram, selector or reranker to train, or all of it.
 
     frozen: train the head alone; convolutions stay without effect. parts: fields of ``BlockConfig`` that describe head
-    and convolutions. Raises ValueError where it has such a head already, or the values describe no drafter.
+    and convolutions. Raises ValueError where a frozen one has a head already, or the values describe no drafter.
     """
-    if drafter.ties_slots:
+    if frozen and drafter.ties_slots:
         wanted = "a drafter without a bigram, selector or reranker, to teach one to"
         raise ValueError(f"expected {wanted}, got one that has it")
     if frozen and drafter.config.conv_kernel_size:
