@@ -9,8 +9,7 @@ and searched.
 
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
 (DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
-the same marginals.  The selector is then also trained on, with its convolutions and the block.  The package's heads
-are compared with all.  Weights are tuned and calibrations fitted on held-out
+the same marginals.  The package's heads are compared with them.  Weights are tuned and calibrations fitted on held-out
 answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
 walk makes the calls of a decode.
 
@@ -92,13 +91,10 @@ LEARNED = {
 }
 """Equally long: five minutes of a core."""
 TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
-FURTHER = "--steps 60 --learning-rate 1e-3 --muon-learning-rate 2e-3"
-"""Of the block drafter, the selector and its convolutions together."""
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
 LATTICES = ("block", *LEARNED)
 """The last block drafter's lattices and learned ones, 16 arcs a slot."""
-WHOLE = "selector, trained whole"
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
@@ -141,8 +137,6 @@ def train(work: Path, source: Path) -> None:
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():
         latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", drafter(work, "block"), "-o", drafter(work, name))
-    begin = ("--head-on", drafter(work, "selector"), "--whole -o", drafter(work, WHOLE))
-    latticebpd(*common, TRAINING, BATCH, FURTHER, *begin)
 
 
 def drafter(work: Path, name: str) -> Path:
@@ -151,7 +145,7 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    home, k = work / "lattices", 16 if name in (*LATTICES, WHOLE) else 64
+    home, k = work / "lattices", 16 if name in LATTICES else 64
     own = () if name == "heads" else ("--drafter-model", drafter(work, name))
     made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
     common = (f"--model {MODEL} -k {k} --shard-size 10", *own)
@@ -353,12 +347,6 @@ def learned_lines(counts: Counts) -> list[list[str]]:
     ]
 
 
-def whole_lines(counts: Counts) -> list[list[str]]:
-    """What training all weights further gains over the selector on the frozen block."""
-    systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
-    return [[each, trees.gain(counts[WHOLE, each], counts["selector", each])] for each in systems]
-
-
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """How many nodes after right ones are right, and that over what the calibrated tree predicts, by drafter."""
 
@@ -401,7 +389,6 @@ def show(path: Path) -> None:
     for size in (16, 64):
         table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
     table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
-    table("trained whole over the selector alone", ("system", "gain"), whole_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)
@@ -433,7 +420,7 @@ def main() -> None:
     lm = fst.NgramModel.load(path)
     if given.store:
         save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
-    names = given.drafters or (*LADDER, *LATTICES, WHOLE)
+    names = given.drafters or (*LADDER, *LATTICES)
     files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
     parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
     if given.output is not None:

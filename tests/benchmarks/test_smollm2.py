@@ -230,11 +230,10 @@ def test_the_block_drafter_is_kept_after_each_number_of_updates(
     monkeypatch.setattr(drafters, "TEXTS", 3)
     drafters.train(tmp_path, tmp_path)
     assert len(Texts.load(tmp_path / "blocks/train.npz")) == 3
-    assert [line.split()[1] for line in called] == ["hidden", *["block-drafter"] * 7]
+    assert [line.split()[1] for line in called] == ["hidden", *["block-drafter"] * 6]
     kept = [tmp_path / "blocks" / f"block-{steps}-updates" for steps in drafters.STEPS]
     assert [[each.name for each in path.iterdir()] for path in kept] == [["model.safetensors"]] * 3
     assert [(path / "model.safetensors").read_text() for path in kept] == ["2", "3", "4"]
-    assert all(f"--head-on {kept[-1]} " in line for line in called[-4:-1])
-    assert ["--whole" in line for line in called[1:]] == [False] * 6 + [True]
+    assert all(f"--head-on {kept[-1]} " in line for line in called[-3:])
     drafters.train(tmp_path, tmp_path)
-    assert not any("--num-layers" in line for line in called[8:])  # what was kept is not trained again
+    assert not any("--num-layers" in line for line in called[7:])  # what was kept is not trained again
