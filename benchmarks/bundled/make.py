@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,21 +20,14 @@ import typer
 from tokenizers import Tokenizer
 
 import fst
-from benchmarks.common import err, stage
+from benchmarks.common import latticebpd, stage
 from fst.files import replacing, save_array
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import load
 from latticebpd.console import progress, quiet_transformers
 from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring.calibrate import calibrate
-from latticebpd.measuring.collect import CollectOptions, collect
-from latticebpd.measuring.needed_slots import with_needed_slots
-from latticebpd.measuring.tuning import ALPHAS, tune
-from latticebpd.scoring.calibration import calibration_path
-from latticebpd.scoring.weights import store_tunings
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data import corpus as corpora
@@ -127,35 +119,15 @@ def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Pr
     return others[: SIZES["tuning_prompts"]], prompts
 
 
-def collect_continuations(model: Any, tokenizer: Tokenizer, texts: list[str], path: Path, calibrated: bool) -> None:
-    """Save the lattices of the model's continuations; for a calibration with whole contexts, its features."""
-    prompts = [tokenizer.encode(text).ids for text in texts]
-    lengths = [*map(len, prompts)]
-    options = CollectOptions(max_new_tokens=NEW_TOKENS)
-    if calibrated:
-        options = CollectOptions(ARCS, NEW_TOKENS, max(lengths) + NEW_TOKENS)
-    with progress() as bar:
-        task = bar.add_task(f"passages for {path.stem}", total=len(texts))
-        found, *_ = collect(model, Texts.of_rows(prompts, lengths), options, on_text=lambda: bar.advance(task))
-    found.save(path)
-
-
-def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
-    """Store each system's weight: that which decodes the model's continuations in the fewest calls."""
-    collect_continuations(model, tokenizer, texts, lattices, calibrated=False)
-    tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
-    for tuning in tunings:
-        err.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
-    store_tunings(lm, tunings)
-
-
-def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
-    """Store next to the n-gram model the calibration fitted to the model's continuations of the texts."""
-    collect_continuations(model, tokenizer, texts, lattices, calibrated=True)
-    ngrams = fst.NgramModel.load(lm)
-    found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
-    err.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
-    found.save(calibration_path(lm))
+def fit(lm: Path, model: Path, tokenizer: Tokenizer, passages: list[bundled.Prompt], work: Path) -> None:
+    """Each system's weight and the calibration, by what the model writes after passages, next to the n-gram model."""
+    rows = [encoded.ids for encoded in tokenizer.encode_batch([passage.text for passage in passages])]
+    prompts, lattices, examples = work / "passages.npz", work / "lattices", f"--examples {len(rows)} --write"
+    stage(prompts, lambda: Texts.of_rows(rows, [*map(len, rows)]).save(prompts))
+    sizes = f"-k {ARCS} --max-new-tokens {NEW_TOKENS} --context {max(map(len, rows)) + NEW_TOKENS} -o"
+    latticebpd("lattices --prompts", prompts, "--model", model, sizes, lattices)
+    latticebpd("tune", lattices, "--lm", lm, " ".join(f"-s {system}" for system in TUNED), examples)
+    latticebpd("calibrate", lattices, "--lm", lm, examples)
 
 
 def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundled.ASSETS) -> None:
@@ -213,12 +185,10 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
 
     shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundled.LM))
     passages, prompts = held_out_passages(data, tokenizer)
-    tuning = [passage.text for passage in passages]
     with replacing(path(bundled.PROMPTS)) as temporary:
         lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
         temporary.write_text("".join(lines), encoding="utf-8")
-    tune_weights(model, path(bundled.LM), tokenizer, tuning, work / "tuning.npz")
-    calibrate_trees(model, path(bundled.LM), tokenizer, tuning, work / "calibration.npz")
+    fit(path(bundled.LM), path(bundled.MODEL), tokenizer, passages, work)
 
 
 def main(
@@ -227,17 +197,16 @@ def main(
     steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
     compile: bool = typer.Option(True, help="Use torch.compile for training."),
     assets: Path = typer.Option(bundled.ASSETS, help="Where the bundle is written."),
-    only_calibration: bool = typer.Option(False, "--only-calibration", help="Make the package's calibration alone."),
+    only_weights: bool = typer.Option(False, "--only-weights", help="Fit the package's weights and calibration alone."),
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model, prompts, weights and calibration again."""
     quiet_transformers()
-    if not only_calibration:
+    work.mkdir(parents=True, exist_ok=True)
+    if not only_weights:
         make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
         return
-    work.mkdir(parents=True, exist_ok=True)
-    loaded, tokenizer = load(), Tokenizer.from_file(str(bundled.TOKENIZER))
-    texts = [passage.text for passage in held_out_passages(data, tokenizer)[0]]
-    calibrate_trees(loaded.model, bundled.LM, tokenizer, texts, work / "calibration.npz")
+    tokenizer = Tokenizer.from_file(str(bundled.TOKENIZER))
+    fit(bundled.LM, bundled.MODEL, tokenizer, held_out_passages(data, tokenizer)[0], work)
 
 
 if __name__ == "__main__":

@@ -11,48 +11,33 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.bundled import make
-from latticebpd import load
-from latticebpd.drafters.bundled import LM, TOKENIZER, load_prompts
+from latticebpd.drafters.bundled import LM, MODEL, TOKENIZER, load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import lattices_fingerprint
 from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.scoring.weights import stored_tunings
 
 
-def test_weights_are_tuned_by_decoding_and_stored_beside_the_model(tmp_path: Path) -> None:
-    model, tokenizer = load().model, Tokenizer.from_file(str(TOKENIZER))
-    shutil.copyfile(LM, tmp_path / "lm.fst")
-    texts = [prompt.text for prompt in load_prompts()[:3]]
-    make.tune_weights(model, tmp_path / "lm.fst", tokenizer, texts, tmp_path / "tuning.npz")
-    tunings = stored_tunings(tmp_path / "lm.fst")
+def test_weights_and_a_calibration_are_fitted_to_what_the_model_writes(tmp_path: Path) -> None:
+    tokenizer, lm = Tokenizer.from_file(str(TOKENIZER)), tmp_path / "lm.fst"
+    shutil.copyfile(LM, lm)
+    prompts = load_prompts()[:3]
+    make.fit(lm, MODEL, tokenizer, prompts, tmp_path)
+    written = [tmp_path / "lattices"]
+    tunings, calibration = stored_tunings(lm), calibrated_scorer(lm).calibration
     assert [tuning.system for tuning in tunings] == list(make.TUNED)
     for tuning in tunings:
         assert (tuning.by, tuning.unit, tuning.examples) == ("decode", "text", (0, 1, 2))
-        assert tuning.lattices == lattices_fingerprint([tmp_path / "tuning.npz"])
-        assert as_scorer(tmp_path / "lm.fst", system=tuning.system).alpha == tuning.alpha
-
-
-def test_a_calibration_is_stored_beside_the_model_and_trees_go_by_it(tmp_path: Path) -> None:
-    model, tokenizer = load().model, Tokenizer.from_file(str(TOKENIZER))
-    lm, file = tmp_path / "lm.fst", tmp_path / "calibration.npz"
-    shutil.copyfile(LM, lm)
-    make.calibrate_trees(model, lm, tokenizer, [prompt.text for prompt in load_prompts()[:3]], file)
-    found = calibrated_scorer(lm).calibration
-    assert (found.k, found.unit, found.examples, found.lattices) == (
-        make.ARCS,
-        "text",
-        (0, 1, 2),
-        lattices_fingerprint([file]),
-    )
-    lattices = LatticeSet.load(file)
-    texts = [lattices.context_of(row) for row in range(len(lattices))]
-    begins = [tokenizer.encode(prompt.text).ids for prompt in load_prompts()[:3]]
+        assert tuning.lattices == calibration.lattices == lattices_fingerprint(written)
+        assert as_scorer(lm, system=tuning.system).alpha == tuning.alpha
+    assert (calibration.k, calibration.unit, calibration.examples) == (make.ARCS, "text", (0, 1, 2))
+    lattices = LatticeSet.joined(list(blocks(written)))
+    begins = [tokenizer.encode(prompt.text).ids for prompt in prompts]
     assert lattices.sequence is not None
-    for text, number in zip(
-        texts, lattices.sequence.tolist(), strict=True
-    ):  # the text so far is a feature: all of it is there
-        assert text[: len(begins[number])] == begins[number]
+    for row, number in enumerate(lattices.sequence.tolist()):  # the text so far is a feature: all of it is there
+        assert lattices.context_of(row)[: len(begins[number])] == begins[number]
     assert run_system("16-calibrated", lattices, lm).lengths.mean() > run_system("16-tree", lattices, LM).lengths.mean()
 
 
