@@ -76,17 +76,14 @@ STEPS = (60, 240, 600)
 LAYERS, SLOTS = "2,15,28", 8
 BLOCK = (
     f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size {SLOTS + 1} --num-kv-heads 9 "
-    f"--intermediate-size 768 --shortlist {MODEL}"
+    f"--intermediate-size 768 --shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
 )
-BATCH = "--batch-size 24 --anchors 32 --accumulate 6"
 TRAINING = (
     "--precision bfloat16 --warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
 )
-RATE = "--learning-rate 5e-3"
-SELECTOR = "--selector --selector-rank 64"
 LEARNED = {
-    "bigram": f"--steps 250 {RATE} --bigram-rank 64",
-    "selector": f"--steps 260 {RATE} {SELECTOR}",
+    "bigram": "--steps 250 --learning-rate 5e-3 --bigram-rank 64",
+    "selector": "--steps 260 --learning-rate 5e-3 --selector --selector-rank 64",
     "reranker": "--steps 120 --reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
 }
 """Equally long: five minutes of a core."""
@@ -99,6 +96,7 @@ SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
 TIMED, TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("heads", *LATTICES), ("2-calibrated", "16-calibrated"), 26, 96
+CLOCKED = ("drafter", "system", "text", "tokens", "calls", "ms", "drafting ms")
 AFTER = ("first choices", "others")
 BRANCHES = ("drafter", "text", "after", "nodes", "predicted", "right")
 GAINS = (
@@ -132,7 +130,7 @@ def train(work: Path, source: Path) -> None:
     for name, steps in zip(LADDER[1:], STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
-            latticebpd(*common, TRAINING, BLOCK, BATCH, f"--steps {steps} -o", home / "block")
+            latticebpd(*common, TRAINING, BLOCK, f"--steps {steps} -o", home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():
@@ -246,18 +244,18 @@ def calibrated(work: Path, name: str, lm: Path) -> Path:
     return own
 
 
-def timed(drafter: Any) -> tuple[Any, list[float]]:
-    """A drafter, and the seconds that each of its calls takes."""
+def timed(drafting: Any) -> list[float]:
+    """The seconds that each of a drafter's calls will take."""
     seconds = list[float]()
 
-    def propose(states: Any, draft: Any = drafter.propose) -> Any:
+    def propose(states: Any, draft: Any = drafting.propose) -> Any:
         begun = time.perf_counter()
         trees = draft(states)
         seconds.append(time.perf_counter() - begun)
         return trees
 
-    drafter.propose = propose
-    return drafter, seconds
+    drafting.propose = propose
+    return seconds
 
 
 def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
@@ -265,8 +263,8 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     set_up()
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in TIMED:
-        own = () if name == "heads" else (drafter(work, name),)
-        loaded = load(MODEL, calibrated(work, name, lm), drafter=own[0] if own else None, weights="file")
+        own = None if name == "heads" else drafter(work, name)
+        loaded = load(MODEL, calibrated(work, name, lm), drafter=own, weights="file")
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:
             systems[name, system] = (loaded, partial(loaded.drafter, system))
@@ -274,14 +272,13 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     for number in (0, *range(len(asked))):  # the first question warms up
         texts = []
         for (name, system), (loaded, make) in systems.items():
-            drafting, seconds = timed(make())
-            prompt, begun = loaded.prompts.prompt(asked[number].turns[:1]), time.perf_counter()
+            drafting, prompt = make(), loaded.prompts.prompt(asked[number].turns[:1])
+            seconds, begun = timed(drafting), time.perf_counter()
             out = loaded.generate(prompt, drafting, max_new_tokens=NEW_TOKENS)
-            taken = time.perf_counter() - begun
+            taken = 1e3 * (time.perf_counter() - begun)
             texts.append(np.asarray(out.sequences).tolist())
-            row = {"drafter": name, "system": system, "text": number, "tokens": len(texts[-1][0]) - len(prompt)}
-            row |= {"calls": out.num_calls, "ms": 1e3 * taken, "drafting ms": 1e3 * sum(seconds)}
-            rows.append(row)
+            counts = (name, system, number, len(texts[-1][0]) - len(prompt), out.num_calls, taken, 1e3 * sum(seconds))
+            rows.append(dict(zip(CLOCKED, counts, strict=True)))
         if any(each != texts[0] for each in texts):
             raise ValueError(f"question {number}: expected one text of all systems, got several")
     return rows[len(systems) :]
@@ -295,7 +292,7 @@ def clock_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """By drafter: tokens a second and milliseconds of drafting a call of every system."""
     groups: dict[tuple[str, str], list[list[float]]] = {}
     for row in rows:
-        numbers = [float(row[each]) for each in ("tokens", "calls", "ms", "drafting ms")]
+        numbers = [float(row[each]) for each in CLOCKED[3:]]
         groups.setdefault((row["drafter"], row["system"]), []).append(numbers)
     found = {key: np.array(each).T for key, each in groups.items()}
 

@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--constants", action="store_true", help="tune those of copies + tree, and replay nothing")
     given = parser.parse_args()
     if given.table is None:
-        if None in (given.fit, given.lm, True if given.constants else given.output):
+        if None in (given.fit, given.lm) or (given.output is None and not given.constants):
             parser.error("expected --fit, --lm and -o or --constants, or --table")
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
