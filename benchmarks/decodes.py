@@ -134,6 +134,31 @@ def bleu_of(statistics: np.ndarray) -> np.ndarray:
     return np.array(scores).reshape(statistics.shape[:-1])
 
 
+COUNTED = ("tokens", "calls", *STATISTICS[:6])
+"""Columns of `counts_row`: n-grams of a text follow from its length."""
+
+
+def counts_row(found: Decoded, texts: Sequence[str], references: Sequence[str]) -> dict[str, str]:
+    """What a system commits in how many calls, and what BLEU is made of: a cell has the numbers of all texts."""
+    statistics = np.array(bleu_statistics(texts, references))[:, : len(COUNTED) - 2]
+    return {
+        name: " ".join(map(str, each))
+        for name, each in zip(COUNTED, (found.tokens, found.calls, *statistics.T.tolist()), strict=True)
+    }
+
+
+def measures_of(row: Mapping[str, str]) -> dict[str, float]:
+    """Mean accepted block size and BLEU of a `counts_row`, with intervals over texts."""
+    if "calls" not in row:  # measured before texts were counted one by one
+        return {f"{name}{end}": float(row[f"{name}{end}"]) for name in ("accepted", "BLEU") for end in ENDS}
+    tokens, calls, *statistics = (np.array(row[name].split(), int) for name in COUNTED)
+    totals = [np.maximum(statistics[0] - shorter, 0) for shorter in range(4)]
+    sums = np.stack([*statistics, *totals], axis=-1)
+    accepted = pooled(tokens, calls) if calls.any() else (1.0, 1.0, 1.0)
+    bleu = interval(lambda drawn: bleu_of(sums[drawn].sum(axis=-2)), len(sums))
+    return with_ends("accepted", accepted) | with_ends("BLEU", bleu)
+
+
 def stored_decodes(path: Path, model: Any, sources: Sequence[Sequence[int]], system: System, max_new: int) -> Decoded:
     """`decode` from its JSON file, done first if that is missing."""
     return Decoded(**stored(path, lambda: vars(decode(model, sources, system, max_new))))

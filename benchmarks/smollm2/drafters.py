@@ -315,9 +315,9 @@ def counted(path: Path) -> Counts:
     return {(name, system): np.array([*each.values()]) for (name, system), each in found}
 
 
-def path_lines(counts: Counts) -> list[list[str]]:
+def path_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
     """Tokens per call of one path, of sixteen and of the oracle, by drafter."""
-    return [[name, *(trees.efficiency(counts[name, each])[0] for each in PATHS)] for name in (*LADDER, *LATTICES)]
+    return [[name, *(trees.efficiency(counts[name, each])[0] for each in PATHS)] for name in drafters]
 
 
 def tree_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
@@ -326,11 +326,9 @@ def tree_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
     return [[*pair, *(trees.efficiency(counts[pair[0], f"{size} {pair[1]}"])[0] for size in SIZES)] for pair in pairs]
 
 
-def gain_lines(counts: Counts, size: int) -> list[list[str]]:
+def gain_lines(counts: Counts, size: int, drafters: Sequence[str]) -> list[list[str]]:
     """What each step gains on trees of ``size`` nodes, by drafter."""
-    return [
-        [name, *(trees.gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in (*LADDER, *LATTICES)
-    ]
+    return [[name, *(trees.gain(*pair_of(counts, name, size, pair)) for pair in GAINS)] for name in drafters]
 
 
 def learned_lines(counts: Counts) -> list[list[str]]:
@@ -379,12 +377,12 @@ def figure(counts: Counts) -> Figure:
 
 def show(path: Path) -> None:
     counts, head = counted(path), ("drafter", "system", *map(str, SIZES))
-    table("tokens per call, one path and sixteen", ("drafter", *PATHS), path_lines(counts))
-    for name, drafters in (("64 arcs per slot", LADDER), ("16 arcs per slot", LATTICES)):
-        table(f"trees, {name}, by verified tokens", head, tree_lines(counts, drafters))
     pairs = [f"{one} over {other}" for one, other in GAINS]
-    for size in (16, 64):
-        table(f"gains at {size} nodes", ("drafter", *pairs), gain_lines(counts, size))
+    for name, drafters in (("64 arcs per slot", LADDER), ("16 arcs per slot", LATTICES)):
+        table(f"tokens per call, {name}, one path and sixteen", ("drafter", *PATHS), path_lines(counts, drafters))
+        table(f"trees, {name}, by verified tokens", head, tree_lines(counts, drafters))
+        for size in (16, 64):
+            table(f"gains at {size} nodes, {name}", ("drafter", *pairs), gain_lines(counts, size, drafters))
     table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))

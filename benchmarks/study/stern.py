@@ -23,8 +23,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sacrebleu
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -169,16 +167,10 @@ class Study:
         rows: list[list[int]] = common.stored(path, lambda: decodes.decode(model, self.sources, {}, MAX_NEW).rows)
         return rows
 
-    def bleu(self, rows: list[list[int]], references: list[str] | None = None) -> common.Interval:
-        """BLEU and its bootstrap interval of 95 %; of test sentences, where no other references are given."""
-        texts = [self.tokenizer.decode(row).strip() for row in rows]
-        score: Any = sacrebleu.BLEU().corpus_score(texts, [references or self.references], n_bootstrap=1000)
-        return score.score, score._mean - score._ci, score._mean + score._ci
-
     def row(self, setting: str, k: int, rule: str, found: decodes.Decoded) -> dict[str, Any]:
-        accepted = found.accepted if sum(found.calls) and rule != "greedy" else (1.0, 1.0, 1.0)
+        texts = [self.tokenizer.decode(row).strip() for row in found.rows]
         row = {"setting": setting, "k": k, "rule": rule}
-        return row | common.with_ends("accepted", accepted) | common.with_ends("BLEU", self.bleu(found.rows))
+        return row | decodes.counts_row(found, texts, self.references)
 
 
 def vanilla(model: BlockwiseLM, k: int) -> Callable[[], Any]:
@@ -209,9 +201,8 @@ def measure(study: Study) -> None:
     common.write_csv(given.results / SPEED, speeds(study))
 
 
-def sweep(study: Study) -> list[dict[str, Any]]:
-    """*Both* at the largest k with other rates and updates, and its frozen start: what every sentence commits in how
-    many calls, and the counts that its BLEU is made of."""
+def sweep(study: Study) -> None:
+    """*Both* at the largest k with other rates and updates, and its frozen start."""
     k, rows = max(study.arguments.tuned_k), []
     for rate, updates in ((0.0, 0), *SWEPT):
         model = study.model("both", k, rate, updates) if updates else study.model(STARTS["both"], k)
@@ -219,28 +210,22 @@ def sweep(study: Study) -> list[dict[str, Any]]:
         found = study.decoded(name, model, vanilla(model, k), Exact())
         if found.rows != study.greedy(name, model.base):
             raise ValueError(f"rate {rate:g}, {updates} updates: expected generate()'s texts, got others")
-        texts = [study.tokenizer.decode(row).strip() for row in found.rows]
-        counts = zip(found.tokens, found.calls, decodes.bleu_statistics(texts, study.references), strict=True)
-        about = {"k": k, "rate": f"{rate:g}", "updates": updates}
-        for number, (tokens, calls, own) in enumerate(counts):
-            row = about | {"text": number, "tokens": tokens, "calls": calls}
-            rows.append(row | dict(zip(decodes.STATISTICS, own, strict=True)))
+        rows.append({"rate": f"{rate:g}", "updates": updates} | study.row("both", k, "exact", found))
         common.write_csv(study.arguments.results / SWEEP, rows)
-    return rows
 
 
 def swept(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """Rates and updates, then BLEU and mean accepted block size with their intervals, from `sweep`'s rows."""
-    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["rate"], row["updates"]), []).append(row)
-    lines = []
-    for (rate, updates), own in groups.items():
-        counts = np.array([[int(row[name]) for name in ("tokens", "calls", *decodes.STATISTICS)] for row in own])
-        score = common.interval(lambda at, of=counts[:, 2:]: decodes.bleu_of(of[at].sum(axis=-2)), len(counts))
-        ends = (score, common.pooled(*counts[:, :2].T))
-        lines.append([rate, updates, *(common.with_interval(*each) for each in ends)])
-    return lines
+    measured = [decodes.measures_of(row) for row in rows]
+    return [
+        [row["rate"], row["updates"], *(common.spread(each, name) for name in ("BLEU", "accepted"))]
+        for row, each in zip(rows, measured, strict=True)
+    ]
+
+
+def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, int, str], dict[str, Any]]:
+    """Of every setting, k and rule: mean accepted block size and BLEU, with intervals over sentences."""
+    return {(row["setting"], int(row["k"]), row["rule"]): decodes.measures_of(row) for row in rows}
 
 
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
@@ -291,27 +276,26 @@ def speeds(study: Study) -> list[dict[str, Any]]:
 
 def draw(results: Path) -> None:
     """Table 1's form on standard output, and the figure, from the CSV files alone."""
-    rows = common.read_csv(results / TABLE)
-    cell = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
+    cell = measures(common.read_csv(results / TABLE))
     sizes = sorted({k for _, k, _ in cell})
     all_columns = [(setting, rule) for setting in SETTINGS for rule in RULES]
     columns = [each for each in all_columns if any((each[0], k, each[1]) in cell for k in sizes)]
     lines = []
     for k in sizes:
         found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
-        cells = [f"{float(row['BLEU']):.2f} / {float(row['accepted']):.2f}" if row is not None else "" for row in found]
+        cells = [f"{row['BLEU']:.2f} / {row['accepted']:.2f}" if row is not None else "" for row in found]
         lines.append([k, *cells])
     print(f"\nBLEU / mean accepted block size\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}\n")
-    shown = [row for row in rows if "tree" in row["rule"] or row["rule"] in ("exact", "greedy")]
-    head, keys = ("setting", "k", "drafts", "BLEU", "mean accepted block size"), ("setting", "k", "rule")
-    lines = [[*map(row.get, keys), common.spread(row, "BLEU"), common.spread(row, "accepted")] for row in shown]
+    shown = {key: row for key, row in cell.items() if "tree" in key[2] or key[2] in ("exact", "greedy")}
+    head = ("setting", "k", "drafts", "BLEU", "mean accepted block size")
+    lines = [[*key, *(common.spread(row, name) for name in ("BLEU", "accepted"))] for key, row in shown.items()]
     print(common.markdown(head, lines))
     if (results / SPEED).exists():
         decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "stern.png", figure(cell, sizes))
 
 
-def figure(cell: Mapping[tuple[str, int, str], Mapping[str, str]], sizes: Sequence[int]) -> Figure:
+def figure(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes: Sequence[int]) -> Figure:
     """Mean accepted block size by k, BLEU by k; the paper's dotted."""
     with rc_context(STYLE):
         drawn = Figure((7.4, 3.8), layout="constrained")
@@ -323,7 +307,7 @@ def figure(cell: Mapping[tuple[str, int, str], Mapping[str, str]], sizes: Sequen
                 decodes.draw_series(accepted, own, found, "accepted", setting, number)
                 theirs = {k: pair[1] for k, pair in PAPER.get(setting, {}).items()}
                 accepted.plot([*theirs], [*theirs.values()], ":", color=SERIES[number].light, linewidth=1.1)
-                bleu.plot(own, [float(row["BLEU"]) for row in found], label=setting, **decodes.style_of(number))
+                bleu.plot(own, [row["BLEU"] for row in found], label=setting, **decodes.style_of(number))
         accepted.set(title="dotted: the paper's", ylabel="mean accepted block size")
         bleu.set(title="BLEU")
         for axes in (accepted, bleu):

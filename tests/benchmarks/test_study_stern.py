@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import decodes
-from benchmarks.common import interval
+from benchmarks.common import interval, read_csv
 from latticebpd import BlockHeads
 from tests.helpers.sentences import sentence_files
 
@@ -89,11 +88,11 @@ def test_a_sweep_is_summed_over_its_sentences() -> None:
     bleu = sacrebleu.corpus_bleu(written, [wanted]).score
     assert float(decodes.bleu_of(np.sum(statistics, axis=0))) == pytest.approx(bleu)
     rows = [
-        {"rate": rate, "updates": "5", "tokens": "4", "calls": calls}
-        | dict(zip(decodes.STATISTICS, map(str, each), strict=True))
-        for rate, calls in (("0.1", "2"), ("0.2", "4"))
-        for each in statistics
+        {"rate": rate, "updates": "5"}
+        | decodes.counts_row(decodes.Decoded(tokens=[4, 4], calls=[calls, calls]), written, wanted)
+        for rate, calls in (("0.1", 2), ("0.2", 4))
     ]
+    assert rows[0]["tokens"] == "4 4"
     first, second = swept(rows)
     assert [first[:2], second[:2]] == [["0.1", "5"], ["0.2", "5"]]
     assert first[2].startswith(f"{bleu:.2f} (")
@@ -125,9 +124,9 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
     assert run("--results", str(results)) == printed  # from the CSV files alone
     assert (results / "stern.png").stat().st_size > 10_000
 
-    with (results / "stern.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    found = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
+    from benchmarks.study.stern import measures
+
+    found = measures(read_csv(results / "stern.csv"))
     trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram", "calibrated")}
     lenient = {"top-2", "top-3", "at least 2", "at least 3"}
     expected = {
@@ -141,12 +140,11 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
         assert {k for name, k, _ in found if name == setting} == sizes
         assert {rule for name, k, rule in found if name == setting and k == 3} == {"exact"} | rules
     for (setting, k, rule), row in found.items():
-        assert 1 <= float(row["accepted low"]) <= float(row["accepted"]) <= float(row["accepted high"])
+        assert 1 <= row["accepted low"] <= row["accepted"] <= row["accepted high"]
         if "tree" not in rule:
-            assert float(row["accepted high"]) <= k
+            assert row["accepted high"] <= k
         if setting in ("regular", "distilled"):
             assert row["BLEU"] == found[setting, 1, "greedy"]["BLEU"]  # exact, whatever drafts
-    with (results / "stern-speed.csv").open() as file:
-        speeds = {row["system"]: row for row in csv.DictReader(file)}
+    speeds = {row["system"]: row for row in read_csv(results / "stern-speed.csv")}
     assert [*speeds] == ["greedy", "distilled, k = 2", "distilled, k = 3", "both, k = 3", "both, ours, k = 3"]
     assert float(speeds["greedy"]["speedup"]) == float(speeds["greedy"]["accepted"]) == 1
