@@ -35,6 +35,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
+from benchmarks.bench_rescoring import microseconds
 from benchmarks.common import (
     err,
     latticebpd,
@@ -59,12 +60,13 @@ from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.texts import Texts
+from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import calibration_path
+from latticebpd.scoring.calibration import Calibration, calibration_path
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.catalogue import resolved
 
@@ -96,6 +98,7 @@ SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
 TIMED, TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("heads", *LATTICES), ("2-calibrated", "16-calibrated"), 26, 96
+SEARCHED, SEARCHES = 64, ("drafter", "system", "lattice", "us")
 CLOCKED = ("drafter", "system", "text", "tokens", "calls", "ms", "drafting ms")
 AFTER = ("first choices", "others")
 BRANCHES = ("drafter", "text", "after", "nodes", "predicted", "right")
@@ -284,6 +287,20 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     return rows[len(systems) :]
 
 
+def searches(work: Path, lm: Path) -> list[dict[str, Any]]:
+    """Microseconds of the search for trees of ``SEARCHED`` nodes in stored lattices, one by one."""
+    model, rows = fst.NgramModel.load(lm), list[dict[str, Any]]()
+    for name in TIMED:
+        found = next(iter(blocks([lattices(work, name)[1]]))).take(np.arange(60))
+        calibration = Calibration.load(calibration_path(calibrated(work, name, lm)))
+        scorers = (NgramScorer(None), NgramScorer(model), CalibratedScorer(NgramScorer(model), calibration))
+        for kind, scorer in zip((KINDS[2], KINDS[3], KINDS[-1]), scorers, strict=True):
+            strategy, texts = BestTree(scorer, SEARCHED), [found.context_of(row) for row in range(len(found))]
+            times = microseconds(lambda row: strategy.draft([found[row]], [texts[row]]), len(found))  # noqa: B023
+            rows += [dict(zip(SEARCHES, (name, kind, row, each), strict=True)) for row, each in enumerate(times)]
+    return rows
+
+
 # ---------------------------------------------------------------- tables
 CLOCK_HEAD = ("drafter", *(f"{system}: {what}" for system in TIMED_SYSTEMS for what in ("tokens/s", "ms of drafting")))
 
@@ -304,6 +321,14 @@ def clock_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     for name in dict.fromkeys(name for name, system in found if system):
         lines.append([name, *(cell for system in TIMED_SYSTEMS for cell in cells(*found[name, system]))])
     return lines
+
+
+def search_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """By drafter: the median of the microseconds of each kind of tree."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        groups.setdefault(row["drafter"], {}).setdefault(row["system"], []).append(float(row["us"]))
+    return [[name, *(f"{np.median(each):.0f}" for each in own.values())] for name, own in groups.items()]
 
 
 Counts = dict[tuple[str, str], np.ndarray]
@@ -410,7 +435,10 @@ def main() -> None:
     path = given.lm or Path(resolved(MODEL)) / "lm.fst"
     if given.clock:
         write_csv(given.output, clock(given.work, path), digits=1)
+        write_csv(given.output.with_suffix(".search.csv"), searches(given.work, path), digits=1)
         table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
+        head = ("drafter", *(f"µs, {kind}" for kind in (KINDS[2], KINDS[3], KINDS[-1])))
+        table("", head, search_lines(read_csv(given.output.with_suffix(".search.csv"))))
         return
     lm = fst.NgramModel.load(path)
     if given.store:

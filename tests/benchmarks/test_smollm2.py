@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.smollm2 import drafters, make, more_text
+from benchmarks.smollm2 import drafters, make, more_text, trees
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
+from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
+from latticebpd.drafters import bundled
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
@@ -237,3 +239,43 @@ def test_the_block_drafter_is_kept_after_each_number_of_updates(
     assert all(f"--head-on {kept[-1]} " in line for line in called[-3:])
     drafters.train(tmp_path, tmp_path)
     assert not any("--num-layers" in line for line in called[7:])  # what was kept is not trained again
+
+
+def test_times_are_pooled_by_drafter_and_system_and_searches_have_medians() -> None:
+    made = [("greedy", "", 0.0), *((name, system, 5.0) for name in ("a", "b") for system in drafters.TIMED_SYSTEMS)]
+    rows = [
+        {"drafter": name, "system": system, "text": str(text), "tokens": "10", "calls": "5", "ms": str(40 + 20 * text)}
+        | {"drafting ms": str(drafting)}
+        for name, system, drafting in made
+        for text in range(2)
+    ]
+    greedy, first, second = drafters.clock_lines(rows)
+    assert greedy == ["greedy", "200 (167 to 250)", "", "", ""]
+    assert first == ["a", "200 (167 to 250)", "1.0", "200 (167 to 250)", "1.0"]
+    assert second[0] == "b"
+    searched = [{"drafter": "a", "system": each, "us": us} for each in ("x", "y") for us in ("1", "2", "9")]
+    assert drafters.search_lines(searched) == [["a", "2", "2"]]
+
+
+def test_a_drafters_calls_are_timed() -> None:
+    drafter = PromptNgramDrafter()
+    seconds = drafters.timed(drafter)
+    assert [len(tree) for tree in drafter.propose([State(0, [1, 2, 1], 1, None, 4)])] == [4]
+    assert len(seconds) == 1
+    assert seconds[0] > 0
+
+
+def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(_: object, mixture: Any) -> tuple[float, int, int]:
+        copies = mixture.first
+        missed = abs(copies.keep - 0.9) + abs(mixture.sure - 0.8) + abs(copies.novelty - 12) + abs(copies.longer - 1.5)
+        return 10 - missed - abs(copies.max_ngram - 12), 1, 0
+
+    monkeypatch.setattr(trees, "walk", walk)
+    monkeypatch.setattr(trees, "LatticeDrafter", lambda *_: NoDrafter())
+    monkeypatch.setattr(trees, "SavedTopK", lambda _: None)
+    answer = Answer([1, 2], 1, None)  # type: ignore[arg-type]
+    found = trees.best_constants([answer], bundled.LM)
+    assert found == {"sure": 0.8, "keep": 0.9, "longer": 1.5, "novelty": 12.0, "max_ngram": 12}
+    copies, mixture = PromptNgramDrafter(), MixtureDrafter(NoDrafter(), NoDrafter())
+    assert found == {"sure": mixture.sure, **{name: getattr(copies, name) for name in found if name != "sure"}}
