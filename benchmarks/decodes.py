@@ -149,8 +149,6 @@ def counts_row(found: Decoded, texts: Sequence[str], references: Sequence[str]) 
 
 def measures_of(row: Mapping[str, str]) -> dict[str, float]:
     """Mean accepted block size and BLEU of a `counts_row`, with intervals over texts."""
-    if "calls" not in row:  # measured before texts were counted one by one
-        return {f"{name}{end}": float(row[f"{name}{end}"]) for name in ("accepted", "BLEU") for end in ENDS}
     tokens, calls, *statistics = (np.array(row[name].split(), int) for name in COUNTED)
     totals = [np.maximum(statistics[0] - shorter, 0) for shorter in range(4)]
     sums = np.stack([*statistics, *totals], axis=-1)

@@ -4,7 +4,7 @@ and searched.
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --join               # further texts -> WORK/more.npz
     python -m benchmarks.smollm2.drafters --data DIR --work WORK -o results.csv        # all of it; resumes
     python -m benchmarks.smollm2.drafters --data DIR --work WORK selector reranker     # of these drafters only
-    python -m benchmarks.smollm2.drafters --data DIR --work WORK --clock -o speed.csv  # times, on a quiet machine
+    python -m benchmarks.smollm2.drafters --data DIR --work WORK --clock -o drafters.speed.csv  # times; quiet
     python -m benchmarks.smollm2.drafters --table benchmarks/smollm2/results/drafters.csv
 
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
@@ -434,11 +434,12 @@ def main() -> None:
     stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
     path = given.lm or Path(resolved(MODEL)) / "lm.fst"
     if given.clock:
+        searched = given.output.with_name("drafters.search.csv")
         write_csv(given.output, clock(given.work, path), digits=1)
-        write_csv(given.output.with_suffix(".search.csv"), searches(given.work, path), digits=1)
+        write_csv(searched, searches(given.work, path), digits=1)
         table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
         head = ("drafter", *(f"µs, {kind}" for kind in (KINDS[2], KINDS[3], KINDS[-1])))
-        table("", head, search_lines(read_csv(given.output.with_suffix(".search.csv"))))
+        table("", head, search_lines(read_csv(searched)))
         return
     lm = fst.NgramModel.load(path)
     if given.store:

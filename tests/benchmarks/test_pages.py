@@ -132,6 +132,14 @@ def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
     return [[None] * names + [*line[names:]] for line in lines]
 
 
+def drafting_times() -> Cells:
+    """Times of answers and of drafting, then of the search."""
+    greedy, *lines = drafters.clock_lines(read_csv(SMOLLM2 / "drafters.speed.csv"))
+    searched = drafters.search_lines(read_csv(SMOLLM2 / "drafters.search.csv"))
+    joined = [[*line, *found[1:]] for line, found in zip(lines, searched, strict=True)]
+    return unnamed([[greedy[0], greedy[1], *[""] * 6], *joined])
+
+
 def causal_gains() -> Cells:
     def cell(size: int, kind: str) -> str:
         own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
@@ -369,6 +377,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.gain_lines(drafted(), 16, drafters.LATTICES)),
         lambda: unnamed(drafters.learned_lines(drafted())),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
+        drafting_times,
     ],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
