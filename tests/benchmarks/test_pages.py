@@ -258,6 +258,20 @@ def tasks() -> Cells:
     ]
 
 
+def lookups() -> Cells:
+    """Greedy first, then by tokens copied."""
+    groups: dict[str, list[tuple[float, float, int]]] = {}
+    for row in read_csv(ENGINE / "lookup.csv"):
+        counts = (float(row["tokens"]), float(row["wall_ms"]), int(row["same"]))
+        groups.setdefault(row["drafts"], []).append(counts)
+    lines = Cells()
+    for drafts in ("", *(f"prompt lookup {tokens}" for tokens in (3, 5, 10))):
+        tokens, taken, same = np.array(groups[drafts]).T
+        speed = shown(*pooled(1e3 * tokens, taken), places=1)
+        lines.append([None, speed, f"{same.sum():.0f} of {len(same)}" if drafts else ""])
+    return lines
+
+
 def perplexities() -> Cells:
     """Of the same windows, float32 first."""
     nats: dict[str, list[float]] = {}
@@ -379,7 +393,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
         drafting_times,
     ],
-    "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512],
+    "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, lookups],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,

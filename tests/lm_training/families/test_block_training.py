@@ -440,6 +440,11 @@ def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -
         "selected", "--head-on", str(tmp_path / "anchored"), "--selector", "--selector-rank", "3", "--candidates", "4"
     )
     assert json.loads((tmp_path / "selected/config.json").read_text())["architectures"] == ["DFlash2DraftModel"]
+    train("further", "--head-on", str(tmp_path / "selected"), "--whole")
+    before, after = (load_block_drafter(tmp_path / name) for name in ("selected", "further"))
+    for name in ("selector_rank", "selector_top_k", "conv_kernel_size", "markov_rank", "sample_from_anchor"):
+        assert getattr(after.config, name) == getattr(before.config, name)
+    assert not torch.equal(after.fc.weight, before.fc.weight)
     reranker = ["--reranker", "--reranker-size", "8", "--reranker-heads", "2"]
     train("reranked", *shape, *reranker)
     assert load_block_drafter(tmp_path / "reranked").config.reranker == RerankerConfig(8, 8, 8, 2, 2)
