@@ -66,8 +66,9 @@ from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import Calibration, calibration_path
+from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import calibrated_scorer
 from latticebpd.target.catalogue import resolved
 
 QUESTIONS, COUNT = "questions.jsonl", 130
@@ -98,6 +99,7 @@ SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
 TIMED, TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("heads", *LATTICES), ("2-calibrated", "16-calibrated"), 26, 96
+SEARCH_KINDS = ("tree", "tree, 4-gram", "calibrated")
 SEARCHED, SEARCHES = 64, ("drafter", "system", "lattice", "us")
 CLOCKED = ("drafter", "system", "text", "tokens", "calls", "ms", "drafting ms")
 AFTER = ("first choices", "others")
@@ -291,12 +293,11 @@ def searches(work: Path, lm: Path) -> list[dict[str, Any]]:
     """Microseconds of the search for trees of ``SEARCHED`` nodes in stored lattices, one by one."""
     model, rows = fst.NgramModel.load(lm), list[dict[str, Any]]()
     for name in TIMED:
-        found = next(iter(blocks([lattices(work, name)[1]]))).take(np.arange(60))
-        calibration = Calibration.load(calibration_path(calibrated(work, name, lm)))
-        scorers = (NgramScorer(None), NgramScorer(model), CalibratedScorer(NgramScorer(model), calibration))
-        for kind, scorer in zip((KINDS[2], KINDS[3], KINDS[-1]), scorers, strict=True):
-            strategy, texts = BestTree(scorer, SEARCHED), [found.context_of(row) for row in range(len(found))]
-            times = microseconds(lambda row: strategy.draft([found[row]], [texts[row]]), len(found))  # noqa: B023
+        stored = next(iter(blocks([lattices(work, name)[1]]))).take(np.arange(60))
+        scorers = (NgramScorer(None), NgramScorer(model), calibrated_scorer(calibrated(work, name, lm)))
+        for kind, scorer in zip(SEARCH_KINDS, scorers, strict=True):
+            strategy, texts = BestTree(scorer, SEARCHED), [stored.context_of(row) for row in range(len(stored))]
+            times = microseconds(lambda row: strategy.draft([stored[row]], [texts[row]]), len(stored))  # noqa: B023
             rows += [dict(zip(SEARCHES, (name, kind, row, each), strict=True)) for row, each in enumerate(times)]
     return rows
 
@@ -438,8 +439,7 @@ def main() -> None:
         write_csv(given.output, clock(given.work, path), digits=1)
         write_csv(searched, searches(given.work, path), digits=1)
         table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
-        head = ("drafter", *(f"µs, {kind}" for kind in (KINDS[2], KINDS[3], KINDS[-1])))
-        table("", head, search_lines(read_csv(searched)))
+        table("", ("drafter", *(f"µs, {kind}" for kind in SEARCH_KINDS)), search_lines(read_csv(searched)))
         return
     lm = fst.NgramModel.load(path)
     if given.store:

@@ -458,15 +458,15 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     assert set(quoted) <= found
 
 
-@pytest.mark.parametrize("page", ["drafters", "learned_lattices"])
-def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str) -> None:
+@pytest.mark.parametrize(("page", "least"), [("drafters", 4), ("learned_lattices", 6)])
+def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str, least: int) -> None:
     every = (*drafters.LADDER, *drafters.LATTICES)
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     lines += drafters.learned_lines(drafted())
     found = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
-    assert len(quoted) >= 4
+    assert len(quoted) >= least
     assert quoted <= found
 
 
