@@ -77,6 +77,9 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
         if data.states is not None and not self.frozen:
             raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts alone")
+        self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
+        if self.distilled and not self.frozen:
+            raise ValueError("expected a frozen base model with --labels model, got --fine-tune; leave one out")
         self.weights = np.array([0.0 if self.frozen else 1.0, *weights])
         self.coefficients = options.selection.coefficients(self.weights)
         self.tokens_per_step = round(options.batch_size * len(data.texts.tokens) / len(data.texts))
@@ -113,7 +116,11 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
 
     def _loss(self, prediction: int, hidden: Tensor, labels: Labels) -> Tensor:
         logits = self.logits(prediction, hidden[labels.positions]).float()
-        return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
+        targets = labels.tokens
+        if prediction and self.distilled:
+            with torch.no_grad():  # a text's states are consecutive rows
+                targets = self.model.head_projection(hidden[labels.positions + prediction]).float().softmax(dim=-1)
+        return (F.cross_entropy(logits, targets, reduction="none") * labels.weights).sum()
 
     def train(self, mode: bool = True) -> BlockwiseObjective:
         """A frozen base model stays in evaluation mode, without dropout."""

@@ -117,8 +117,15 @@ class HeadLosses:
 
 @dataclass(frozen=True)
 class HeadTraining(HeadLosses, LoopOptions):
-    """Heads for an existing base model."""
+    """Heads for an existing base model.
 
+    labels: with ``model`` a head learns the base model's distribution over the tokens that it knows, at the position
+        whose next token it predicts (distillation by forward KL). The base model must be frozen.
+    """
+
+    labels: str = option(
+        "text", "text: the tokens that follow; model: the base model's probabilities of them.", choices=("text", "model")
+    )
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")

@@ -190,6 +190,25 @@ def test_joint_loss_is_kims_sum_over_heads_the_base_model_among_them(
     assert float(whole(whole.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
 
 
+def test_labels_of_the_model_are_its_probabilities_of_each_heads_token() -> None:
+    """Head p at position t learns the base model's distribution after position t + p - 1, over the tokens it knows."""
+    whole, data = objective(ragged(), "joint", 4, taught=False, labels="model"), ragged()
+    expected = 0.0
+    with torch.no_grad():
+        for head in range(2, whole.model.num_heads + 1):
+            losses = []
+            for text, prompt in data.items():
+                hidden = whole.model.base.model(torch.tensor([text])).last_hidden_state[0]
+                teacher = whole.model.base.lm_head(hidden).softmax(-1)
+                learnt = whole.model.head_logits(hidden)[:, head - 2].log_softmax(-1)
+                for place in range(prompt - 1, len(text) - head):
+                    losses.append(-float(teacher[place + head - 1] @ learnt[place]))
+            expected += float(np.mean(losses))
+    assert float(whole(whole.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="expected a frozen base model with --labels model"):
+        objective(ragged(), "joint", 4, taught=True, labels="model")
+
+
 @pytest.mark.parametrize("taught", [True, False])
 def test_batch_loss_is_sterns_one_of_the_k_sub_losses_drawn_evenly(taught: bool) -> None:
     """Stern 2018, section 6: each of the k cross-entropies, the base model's among them, with probability 1/k; their
