@@ -124,7 +124,7 @@ class HeadTraining(HeadLosses, LoopOptions):
     """
 
     labels: str = option(
-        "text", "text: the tokens that follow; model: the base model's probabilities of them.", choices=("text", "model")
+        "text", "text: the tokens that follow; model: their probabilities by the base model.", choices=("text", "model")
     )
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
