@@ -98,12 +98,12 @@ def examples(work: Path, data: Path, task: Task) -> Path:
 
     def make() -> None:
         if task.kind == "continue":
-            rows = list[int]()
+            tokens = list[int]()
             for text in task.domain(data):
-                rows += [*chat.ids(text[:PASSAGE]), END]
-                if len(rows) >= TOKENS:
+                tokens += [*chat.ids(text[:PASSAGE]), END]
+                if len(tokens) >= TOKENS:
                     break
-            every = Texts.of_corpus(np.array(rows[:TOKENS]), WINDOW)
+            every = Texts.of_corpus(np.array(tokens[:TOKENS]), WINDOW)
         else:
             train = kim_tasks.dialogues("summ/dialogsum-train.jsonl.xz", data)
             if task.name in QUESTIONS:
@@ -115,13 +115,14 @@ def examples(work: Path, data: Path, task: Task) -> Path:
         parts = {"train": every.chosen(range(learnt)), "held-out": every.chosen(range(learnt, len(every)))}
         for name, found, count in (("tuning", task.tuning(data), kim.TUNING), ("test", task.test(data), kim.TEST)):
             rows, _ = kim_tasks.chosen(task, found, count, set(), chat, MOST_PROMPT)
-            texts = Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows])
-            parts[name] = texts.prompts()
+            asked = [row["tokens"][: row["prompt_tokens"]] for row in rows]
+            parts[name] = Texts.of_rows(asked, [len(prompt) for prompt in asked])
+        made.mkdir(parents=True, exist_ok=True)
         for name, texts in parts.items():
             texts.save(made / f"{name}.npz")
         np.save(made / "corpus.npy", parts["train"].corpus(END, 3))
 
-    stage(made / "corpus.npy", lambda: (made.mkdir(parents=True, exist_ok=True), make()))
+    stage(made / "corpus.npy", make)
     return made
 
 
