@@ -4,15 +4,14 @@
     python -m benchmarks.study.kim_recipe --data DIR --work WORK     # the same from scratch; resumes
     python -m benchmarks.study.kim_recipe --data DIR --work WORK --only 9 squad      # up to the counts of one model
 
-The bundled model learns books, documentation, news and code together with 3, 6 and 9 new heads, by the joint loss, and
-then each task, by the same loss.  Every model writes greedily after the
-prompts of its task; a 4-gram of the first text, and one of the task's, rescore its drafts at weights tuned on other
-texts of the task.
+SmolLM2-135M-Instruct learns each task together with 3, 6 and 9 heads, by the joint loss; the heads begin as the
+package's.  Every model writes greedily after the prompts of its task, those of `kim.py`; a 4-gram of general text, and
+one of the task's, rescore its drafts at weights tuned on other texts of the task.
 """
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,8 @@ from matplotlib.figure import Figure
 
 import fst
 from benchmarks.common import latticebpd, options, read_csv, read_lines, stage, stored, table, write_csv
-from benchmarks.decodes import RESULTS
+from benchmarks.decodes import RESULTS, fewer_heads
+from benchmarks.smollm2.make import END, MODEL
 from benchmarks.study import kim, kim_tasks
 from benchmarks.study.kim_tables import (
     QUANTITIES,
@@ -39,125 +39,96 @@ from benchmarks.study.kim_tables import (
     table_entropy,
     valued,
 )
-from benchmarks.study.kim_tasks import TASKS, Task
-from fst.files import write_text
-from latticebpd.drafters import bundled
-from latticebpd.drafters.pretrained import load_tokenizer
+from benchmarks.study.kim_tasks import Task
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.entropy import h_max
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
-from latticebpd.target.chat import PlainText
+from latticebpd.target.catalogue import resolved
+from latticebpd.target.chat import ChatTemplate
 
 HEADS = (3, 6, 9)
-SOURCES = ("text/books-001", "text/docs-000", "text/news-000", "code/code-000")
-LETTERS, DOCUMENT, HELD_OUT = 4_000_000, 20_000, 40
-"""Of each source, and of a document at most; documents of all sources that losses are measured on."""
-END, WINDOW = 0, 256
-TOKENS, PASSAGE, EXAMPLES, MOST_PROMPT = 300_000, 4000, 4000, 400
-"""Of a task's text, and letters of one of its documents, at most; prompts with answers; tokens of a prompt."""
-JOINT = "--fine-tune --objective joint --precision bfloat16 --learning-rate 1e-3 --base-learning-rate 5e-4"
-FIRST = f"--steps 400 --batch-size 8 --sequence-length {WINDOW} --warmup-steps 20 --validation-every 200"
-TASK = "--warm-start --steps 100 --warmup-steps 10 --validation-every 100"
-QUESTIONS = {"squad": kim_tasks.SQUAD_TRAIN, "policyqa": kim_tasks.POLICY_DEV}
-"""Questions to learn from."""
-NAMES = tuple(name for name in TASKS if name != "xquad")
-"""XQuAD has SQuAD's text to learn from."""
+NAMES = ("lambada", "squad", "policyqa", "dialogsum", "code", "news")
+LEARNT = {
+    "squad": partial(kim_tasks.questions, kim_tasks.SQUAD_TRAIN, lambda title: True, 99),
+    "policyqa": partial(kim_tasks.questions, kim_tasks.POLICY_DEV, lambda title: True, 99),
+    "dialogsum": partial(kim_tasks.dialogues, "summ/dialogsum-train.jsonl.xz"),
+}
+"""Prompts and answers to learn from; other tasks learn the text of their kind."""
+WINDOW, TOKENS, PASSAGE, EXAMPLES = 192, 300_000, 4000, 4000
+"""Tokens of a text that is cut into windows; of a task's text, and letters of one of its documents, at most; prompts
+with answers, at most."""
+JOINT = "--warm-start --fine-tune --objective joint --precision bfloat16 --learning-rate 1e-3 --base-learning-rate 1e-4"
+UPDATES = "--steps 40 --batch-size 8 --warmup-steps 4 --validation-every 40 --checkpoint-every 10 --serving-prompts 0"
 SYSTEMS = ("1-best", "16-best", "16-tree")
 COLUMNS = (*(f"{system}:{lm}" for lm in ("g4", "d4") for system in SYSTEMS), "16-best:0-gram", "16-tree:0-gram")
 GAINS = (
     ("1-best:g4", "vanilla"), ("1-best:d4", "vanilla"), ("16-best:g4", "vanilla"), ("16-best:d4", "vanilla"),
     ("16-tree:0-gram", "vanilla"), ("16-tree:g4", "16-tree:0-gram"), ("16-tree:d4", "16-tree:0-gram"),
 )  # fmt: skip
-"""Systems and what they are compared with; g4: the 4-gram of the first text, d4: of the task's."""
+"""Systems and what they are compared with; g4: the general 4-gram, d4: the task's."""
 
 
-# ---------------------------------------------------------------- texts
-def first_corpus(work: Path, data: Path) -> tuple[Path, Path]:
-    """Documents that no task holds out, as JSONL: those to learn from, those to validate with."""
-    made = work / "first.jsonl", work / "first.held-out.jsonl"
-
-    def make() -> None:
-        texts = list[str]()
-        for name in SOURCES:
-            rows = kim_tasks.mixed(read_lines(data / f"{name}.jsonl.xz"))
-            rows = [row for row in rows if "books" in name or kim_tasks.held(row) not in kim_tasks.HELD]
-            free = [row["text"][:DOCUMENT] for row in rows]
-            texts += free[: 1 + int(np.searchsorted(np.cumsum([*map(len, free)]), LETTERS))]
-        order = np.random.default_rng(0).permutation(len(texts)).tolist()
-        for path, part in zip(reversed(made), (order[:HELD_OUT], order[HELD_OUT:]), strict=True):
-            write_text(path, "".join(f"{json.dumps({'text': texts[number]})}\n" for number in part))
-
-    stage(made[0], make)
-    return made
-
-
+# ---------------------------------------------------------------- texts and models
 def examples(work: Path, data: Path, task: Task) -> Path:
     """A folder of a task's texts: ``train`` and ``held-out`` to learn from, ``tuning`` and ``test`` as prompts."""
-    made, chat = work / "texts" / task.name, PlainText(load_tokenizer(bundled.MODEL))
+    made, chat = work / "texts" / task.name, ChatTemplate(kim.tokenizer(), None)
 
     def make() -> None:
-        if task.kind == "continue":
+        if task.name in LEARNT:
+            pairs = ((chat.prompt([item.prompt]), chat.ids(item.references[0])) for item in LEARNT[task.name](data))
+            chosen = list(islice((pair for pair in pairs if len(pair[0]) <= kim_tasks.MOST_PROMPT), EXAMPLES))
+            every = Texts.of_rows([[*one, *other, END] for one, other in chosen], [len(one) for one, _ in chosen])
+        else:
             tokens = list[int]()
             for text in task.domain(data):
                 tokens += [*chat.ids(text[:PASSAGE]), END]
                 if len(tokens) >= TOKENS:
                     break
             every = Texts.of_corpus(np.array(tokens[:TOKENS]), WINDOW)
-        else:
-            train = kim_tasks.dialogues("summ/dialogsum-train.jsonl.xz", data)
-            if task.name in QUESTIONS:
-                train = kim_tasks.questions(QUESTIONS[task.name], lambda title: True, 99, data)
-            pairs = ((chat.prompt([item.prompt]), chat.ids(item.references[0])) for item in train)
-            chosen = list(islice((pair for pair in pairs if len(pair[0]) <= MOST_PROMPT), EXAMPLES))
-            every = Texts.of_rows([[*one, *other, END] for one, other in chosen], [len(one) for one, _ in chosen])
-        learnt = len(every) * 24 // 25
-        parts = {"train": every.chosen(range(learnt)), "held-out": every.chosen(range(learnt, len(every)))}
-        for name, found, count in (("tuning", task.tuning(data), kim.TUNING), ("test", task.test(data), kim.TEST)):
-            rows, _ = kim_tasks.chosen(task, found, count, set(), chat, MOST_PROMPT)
-            asked = [row["tokens"][: row["prompt_tokens"]] for row in rows]
-            parts[name] = Texts.of_rows(asked, [len(prompt) for prompt in asked])
+        learnt, each = len(every) * 24 // 25, kim.TUNING + kim.TEST
+        asked, first = Texts.load(kim.prompts(work, data)).prompts(), list(kim_tasks.TASKS).index(task.name) * each
         made.mkdir(parents=True, exist_ok=True)
-        for name, texts in parts.items():
-            texts.save(made / f"{name}.npz")
-        np.save(made / "corpus.npy", parts["train"].corpus(END, 3))
+        asked.chosen(range(first, first + kim.TUNING)).save(made / "tuning.npz")
+        asked.chosen(range(first + kim.TUNING, first + each)).save(made / "test.npz")
+        every.chosen(range(learnt, len(every))).save(made / "held-out.npz")
+        every.chosen(range(learnt)).save(made / "train.npz")
 
-    stage(made / "corpus.npy", make)
+    stage(made / "train.npz", make)
     return made
 
 
-# ---------------------------------------------------------------- models
-def blockwise(work: Path, data: Path, heads: int) -> Path:
-    """The bundled model after it has learnt the first text together with so many new heads."""
-    made, texts = work / f"{heads}-heads", first_corpus(work, data)
-    vocabulary = ("--tokenizer", bundled.TOKENIZER)
-    for path in texts:
-        ids = path.with_suffix(".npy")
-        stage(ids, partial(latticebpd, "train encode", path, *vocabulary, "-o", ids))
-    learnt, held_out = (path.with_suffix(".npy") for path in texts)
-    about = ("--validation", held_out, "--model", bundled.MODEL, JOINT, FIRST, f"--num-heads {heads} -o", made)
-    stage(made / "heads.json", partial(latticebpd, "train heads", learnt, *about))
+def first_heads(work: Path, heads: int) -> Path:
+    """The model and the first of the package's heads."""
+    made = work / f"{heads}-heads"
+
+    def make() -> None:
+        whole = load_blockwise(MODEL)
+        kept = fewer_heads(whole.heads, heads)
+        kept.shortlist = whole.heads.shortlist
+        BlockwiseLM(whole.base, kept, whole.tokenizer_fingerprint).save_pretrained(made)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copyfile(Path(resolved(MODEL)) / name, made / name)
+
+    stage(made / "heads.json", make)
     return made
 
 
 def fine_tuned(work: Path, data: Path, heads: int, task: Task) -> Path:
-    """The model and its heads after they have learnt a task."""
-    made, first, texts = work / f"{heads}-heads-{task.name}", blockwise(work, data, heads), examples(work, data, task)
-    batch = f"--batch-size {8 if task.kind == 'continue' else 16}"
-    about = ("--validation", texts / "held-out.npz", "--model", first, JOINT, TASK, batch, "-o", made)
+    """The model and so many heads after they have learnt a task together."""
+    made, texts = work / f"{heads}-heads-{task.name}", examples(work, data, task)
+    about = ("--validation", texts / "held-out.npz", "--model", first_heads(work, heads), JOINT, UPDATES, "-o", made)
     stage(made / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about))
     return made
 
 
 def ngram_models(work: Path, data: Path, task: Task) -> dict[str, fst.NgramModel]:
-    """4-grams of the first text, and of the task's."""
-    found = {}
-    for name, corpus in (("g4", work / "first.npy"), ("d4", examples(work, data, task) / "corpus.npy")):
-        made = corpus.with_suffix(".fst")
-        about = ("--tokenizer", bundled.TOKENIZER, f"--order 4 --end-of-text {END} -o", made)
-        stage(made, partial(latticebpd, "lm train", corpus, *about))
-        found[name] = fst.NgramModel.load(made)
-    return found
+    """4-grams of general text, and of the task's."""
+    general = kim.ngram_model(work, kim.general_corpus(work, data), 4, max_ngrams=kim.GENERAL_NGRAMS)
+    domain = kim.ngram_model(work, kim.domain_corpus(work, data, task), 4, min_counts=(1, 1, 1, 2))
+    return {"g4": fst.NgramModel.load(general), "d4": fst.NgramModel.load(domain)}
 
 
 # ---------------------------------------------------------------- counts
@@ -286,7 +257,7 @@ def main() -> None:
         parts = [
             stored(
                 given.work / "counts" / f"{heads}-{name}.json",
-                partial(counts_of, given.work, given.data, heads, TASKS[name]),
+                partial(counts_of, given.work, given.data, heads, kim_tasks.TASKS[name]),
             )
             for heads, name in asked
         ]

@@ -6,10 +6,13 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from latticebpd.drafters import bundled
+from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.texts import Texts
 
 WORDS = (
@@ -29,13 +32,21 @@ WORDS = (
     "he",
     "did",
 )
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """With the bundled model's tokenizer, and prompts of two tuning and three test texts a task."""
     found = importlib.import_module("benchmarks.study.kim_recipe")
+    tokenizer: Any = load_tokenizer(bundled.MODEL)
+    tokenizer.chat_template = TEMPLATE
     monkeypatch.setattr(found.kim, "TUNING", 2)
     monkeypatch.setattr(found.kim, "TEST", 3)
+    monkeypatch.setattr(found.kim, "tokenizer", lambda: tokenizer)
+    asked = [[number, number + 1, 7, 7] for number in range(5 * len(found.kim_tasks.TASKS))]
+    Texts.of_rows(asked, [3] * len(asked)).save(tmp_path / "prompts.npz")
+    monkeypatch.setattr(found.kim, "prompts", lambda work, data: tmp_path / "prompts.npz")
     return found
 
 
@@ -45,52 +56,40 @@ def passages(seed: int) -> Iterator[str]:
         yield " ".join(rng.choice(WORDS, 300)).capitalize() + "."
 
 
-def test_a_passage_task_learns_windows_of_its_domain_and_continues_other_texts(
-    recipe: ModuleType, tmp_path: Path
-) -> None:
-    tasks = recipe.kim_tasks
+def task(recipe: ModuleType, name: str, kind: str) -> Any:
+    return recipe.Task(name, name, kind, None, None, lambda data: passages(3))
 
-    def items(seed: int, data: Path) -> Iterator[object]:
-        return (tasks.Item(text, (), str(number)) for number, text in enumerate(passages(seed)))
 
-    task = tasks.Task(
-        "news", "news", "continue", lambda data: items(1, data), lambda data: items(2, data), lambda data: passages(3)
-    )
-    made = recipe.examples(tmp_path, tmp_path, task)
+def test_a_task_of_passages_learns_windows_of_its_text(recipe: ModuleType, tmp_path: Path) -> None:
+    made = recipe.examples(tmp_path, tmp_path, task(recipe, "news", "continue"))
     parts = {name: Texts.load(made / f"{name}.npz") for name in ("train", "held-out", "tuning", "test")}
-    assert {*parts["train"].lengths.tolist()} == {recipe.WINDOW}
-    assert (len(parts["tuning"]), len(parts["test"])) == (2, 3)
-    assert parts["test"].lengths.tolist() == [tasks.PROMPT_TOKENS] * 3
-    tokenizer = recipe.load_tokenizer(recipe.bundled.MODEL)
-    learnt = tokenizer.decode(np.load(made / "corpus.npy").tolist())
-    assert next(passages(3))[:100] in learnt
-    assert next(passages(2))[:100] not in learnt
-    assert tokenizer.decode(parts["test"][0].tolist()) == next(passages(2))[: len(tokenizer.decode(parts["test"][0]))]
+    assert {*parts["train"].lengths.tolist(), *parts["held-out"].lengths.tolist()} == {recipe.WINDOW}
+    assert (
+        recipe.kim.tokenizer().decode(parts["train"][0].tolist())
+        == next(passages(3))[: len(recipe.kim.tokenizer().decode(parts["train"][0].tolist()))]
+    )
+    first = 5 * list(recipe.kim_tasks.TASKS).index("news")
+    assert [text.tolist() for text in map(parts["tuning"].__getitem__, range(2))] == [
+        [first, first + 1, 7],
+        [first + 1, first + 2, 7],
+    ]
+    assert parts["test"][0].tolist() == [first + 2, first + 3, 7]
+    assert len(parts["test"]) == 3
 
 
-def test_a_question_task_learns_answers_and_is_asked_others(
+def test_a_task_of_questions_learns_answers_after_the_chat_template(
     recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = recipe.kim_tasks
-
-    def asked(seed: int) -> list[object]:
-        texts = [text.split(".")[0][:200] for text in passages(seed)]
-        return [
-            tasks.Item(tasks.QUESTION.format(context=text, question="Why?"), (text.split()[3],), text) for text in texts
-        ]
-
-    monkeypatch.setattr(tasks, "questions", lambda *_: iter(asked(3)))
-    task = tasks.Task(
-        "squad", "SQuAD", "answer", lambda _: iter(asked(1)), lambda _: iter(asked(2)), lambda _: iter(())
-    )
-    made = recipe.examples(tmp_path, tmp_path, task)
-    train, test = Texts.load(made / "train.npz"), Texts.load(made / "test.npz")
-    tokenizer, item = recipe.load_tokenizer(recipe.bundled.MODEL), asked(3)[0]
-    text, prompt = next(train.items())
-    assert tokenizer.decode(text[:prompt]) == f"{item.prompt}\n\n"  # type: ignore[attr-defined]
-    assert tokenizer.decode(text[prompt:-1]) == item.references[0]  # type: ignore[attr-defined]
+    items = [recipe.kim_tasks.Item(f"Who wrote letter {number}?", (f"Man {number}",), "") for number in range(50)]
+    items.append(recipe.kim_tasks.Item("too long " * 400, ("never",), ""))
+    monkeypatch.setitem(recipe.LEARNT, "squad", lambda data: iter(items))
+    made, tokenizer = recipe.examples(tmp_path, tmp_path, task(recipe, "squad", "answer")), recipe.kim.tokenizer()
+    texts = [*Texts.load(made / "train.npz").items(), *Texts.load(made / "held-out.npz").items()]
+    assert len(texts) == 50
+    text, prompt = texts[0]
+    assert tokenizer.decode(text[:prompt]) == "<user>Who wrote letter 0?\n<assistant>"
+    assert tokenizer.decode(text[prompt:-1]) == "Man 0"
     assert text[-1] == recipe.END
-    assert tokenizer.decode(test[0].tolist()) == f"{asked(2)[0].prompt}\n\n"  # type: ignore[attr-defined]
 
 
 def test_rows_are_those_of_the_models_with_so_many_heads(recipe: ModuleType, tmp_path: Path) -> None:
