@@ -41,9 +41,10 @@ MARKER_NAMES = {BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
 
 @dataclass(frozen=True)
 class ParsedArpa:
-    """parser: holds the automaton; tokens: ids of the unigrams; symbols: the words of ids, None where words are ids."""
+    """builder: has the automaton; tokens: ids of the unigrams; symbols: the words of ids, None where words are ids."""
 
-    parser: _core.ArpaParser
+    builder: _core.AutomatonBuilder
+    unk_label: int
     tokens: list[int]
     symbols: list[str] | None
 
@@ -76,7 +77,7 @@ def parse_arpa(
         raise ValueError(f"{path}: {error}") from None
     for warning in parser.warnings:
         warnings.warn(f"{path}: {warning}", stacklevel=3)
-    return ParsedArpa(parser, words.tokens, words.symbols)
+    return ParsedArpa(parser.automaton, parser.unk_label, words.tokens, words.symbols)
 
 
 def _feed(parser: _core.ArpaParser, path: Path, progress: Progress) -> None:

@@ -153,7 +153,7 @@ void Graph::add_unigrams(const Lattice::Slot& columns) {
         if (model_ == nullptr) {
             add_hit(c, 0, 0);
         } else if (const std::int32_t label = lattice_->label(columns.first + c); label == Model::kNoLabel) {
-            add_hit(c, model_->unigram_state(), static_cast<float>(model_->unk_cost()));
+            add_hit(c, model_->unigram_state(), static_cast<float>(Model::kMaxCost));
         } else {
             const ArcRecord& arc = model_->unigram_arc(label);
             add_hit(c, static_cast<std::uint32_t>(arc.next_state), static_cast<float>(Model::cost(arc.cost)));
