@@ -147,7 +147,8 @@ class NgramModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an OpenFst ``const`` file, atomically."""
-        const_file.write_const(path, self.states, self.arcs, self.start_state, self._symbols())
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            file.writelines(const_file.const_blocks(self.states, self.arcs, self.start_state, self._symbols()))
 
     def _symbols(self) -> const_file.SymbolTable:
         labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]

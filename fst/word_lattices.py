@@ -27,17 +27,13 @@ import numpy.typing as npt
 import pywrapfst
 
 from fst import _core
+from fst._core import LARGEST_WEIGHT
 from fst.automaton import LARGEST_TOKEN
-from fst.confusion import confusion_network
+from fst.confusion import EPSILON, confusion_network
 from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE, FstFile
-from fst.lattices import checked_transitions, slots_of
+from fst.lattices import Floats, Ints, checked_transitions, slots_of
 from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
 from fst.openfst import records_of, refuse_transducer, to_openfst
-
-EPSILON = -1
-LARGEST_WEIGHT = _core.LARGEST_WEIGHT
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,14 @@ import json
 import lzma
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
+
+import zstandard
+
+from fst.files import GZIP_DAMAGE
 
 COMPRESSED = {".gz", ".xz", ".zst"}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -114,8 +117,6 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".zst":
-        import zstandard
-
         return io.BufferedReader(zstandard.open(path, "rb"))
     return path.open("rb")
 
@@ -153,10 +154,7 @@ def _file_records(path: Path, text_lines: bool) -> Iterator[Record]:
                 if line.strip():
                     yield Record(path, number, line.rstrip(b"\r\n"), offset)
                 offset += len(line)
-    except Exception as error:
-        damage = isinstance(error, EOFError | lzma.LZMAError | zlib.error | gzip.BadGzipFile)
-        if not damage and type(error).__name__ != "ZstdError":  # its package is imported only when needed
-            raise
+    except (*GZIP_DAMAGE, lzma.LZMAError, zstandard.ZstdError) as error:
         raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
 
 

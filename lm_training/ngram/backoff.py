@@ -24,7 +24,7 @@ from fst.processors import in_order
 from fst.table import BOS, EOS, NgramTable
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.counts import NgramCounts, OrderCounts
-from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing, backoff_weights
+from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing
 from lm_training.ngram.trie import ContextGroup, NgramTrie, context_groups, first_of_each
 
 
@@ -161,7 +161,7 @@ def normalised_table(
     probs, backoffs = list(probs), [np.zeros(len(rows)) for rows in ngrams]
     for index in range(1, len(ngrams)):
         starts = np.flatnonzero(first_of_each(prefixes[index]))
-        weights, probs[index] = backoff_weights(probs[index], probs[index - 1][suffixes[index]], starts)
+        weights, probs[index] = Smoothing.backoff_weights(probs[index], probs[index - 1][suffixes[index]], starts)
         backoffs[index - 1][prefixes[index][starts]] = np.log(weights)
     with np.errstate(divide="ignore"):
         return NgramTable(ngrams, [np.log(order_probs) for order_probs in probs], backoffs)

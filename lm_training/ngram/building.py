@@ -20,7 +20,7 @@ from fst.model import NgramModel, table_to_fst
 from fst.processors import ignore
 from fst.table import UNK, NgramTable
 from latticebpd.checks import expect
-from lm_training.ngram.array_store import ArrayStore, load_array
+from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import (
     DEFAULT_MEMORY,
@@ -155,11 +155,11 @@ class _Job:
         stream, symbols = load_corpus(self.work.stage("corpus", self._read))
         folder = self.work.stage("counts", lambda folder: self._count(stream, ArrayStore(folder)))
         names = [field.name for field in fields(OrderCounts)]
-        counts = [OrderCounts(*(load_array(folder / f"{name}-{order}.npy") for name in names)) for order in orders]
+        counts = [OrderCounts(*(np.load(folder / f"{name}-{order}.npy", "r") for name in names)) for order in orders]
         self.report("estimating", 0, None)
         folder = self.work.stage("estimated", lambda path: self._estimate(counts, stream, symbols, ArrayStore(path)))
         ngrams, log_probs, backoffs = (
-            [load_array(folder / f"{name}-{order}.npy") for order in orders]
+            [np.load(folder / f"{name}-{order}.npy", "r") for order in orders]
             for name in ("ngrams", "log_probs", "backoffs")
         )
         table = NgramTable(ngrams, log_probs, backoffs, symbols, recipe.fingerprint)
