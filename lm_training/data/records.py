@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from fst.files import GZIP_DAMAGE
+from latticebpd.checks import extra_module
 
 COMPRESSED = {".gz", ".xz", ".zst"}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -178,11 +179,7 @@ def _parquet_records(path: Path, columns: Sequence[str] | None, batch: int = 102
 
 
 def _dataset_records(path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
-    try:
-        import datasets  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        need = "expected the package datasets to read a directory, found none: pip install 'latticebpd[datasets]'"
-        raise ValueError(f"{path}: {need}") from None
+    datasets = extra_module("datasets", "datasets", f"the directory {path}")
     try:
         rows = datasets.load_from_disk(str(path))
     except Exception as error:  # the package raises many kinds

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from fst.files import release
 from fst.processors import in_order
 from fst.table import BOS, EOS, NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.counts import NgramCounts, OrderCounts
 from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing
@@ -124,8 +125,7 @@ def _with_vocabulary(counts: OrderCounts, vocabulary: np.ndarray | None) -> tupl
         merged = np.zeros(len(union), dtype=np.int64)
         merged[np.searchsorted(union, tokens)] = token_counts
         tokens, token_counts = union, merged
-    if not np.any(tokens != BOS):
-        raise ValueError("expected at least one token, got none; is the corpus empty?")
+    expect(np.any(tokens != BOS), "at least one token", remedy="is the corpus empty?")
     return tokens, token_counts
 
 

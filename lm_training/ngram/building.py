@@ -185,16 +185,14 @@ class _Job:
             return
         wanted = f"token ids of at most {LARGEST_ID}"
         expect(stream.highest <= LARGEST_ID, wanted, stream.highest, "an automaton has no label for it")
-        if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
-            raise ValueError(
-                f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "
-                "name the tokenizer that made them"
-            )
-        if recipe.vocab_size is None and recipe.unseen == "smoothed" and stream.highest >= LARGEST_IMPLIED_VOCABULARY:
-            raise ValueError(
-                f"expected token ids below {LARGEST_IMPLIED_VOCABULARY}, got {stream.highest}; if it is no stray one, "
-                "give the vocabulary with --tokenizer or --vocab-size, or ids that never occur no mass (--unseen floor)"
-            )
+        if recipe.vocab_size is not None:
+            wanted = f"token ids below {recipe.vocab_size} (the vocabulary's size)"
+            expect(stream.highest < recipe.vocab_size, wanted, stream.highest, "name the tokenizer that made them")
+        elif recipe.unseen == "smoothed":
+            remedy = "if it is no stray one, give the vocabulary with --tokenizer or --vocab-size, or ids that never "
+            remedy += "occur no mass (--unseen floor)"
+            most = LARGEST_IMPLIED_VOCABULARY
+            expect(stream.highest < most, f"token ids below {most}", stream.highest, remedy)
 
     def _count(self, stream: TokenStream, store: ArrayStore) -> NgramCounts:
         order, min_counts, counting = self.recipe.order, self.recipe.min_counts, self.counting
