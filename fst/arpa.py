@@ -22,28 +22,25 @@ from __future__ import annotations
 import gzip
 import os
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fst import _core
 from fst.automaton import most_labels
-from fst.files import refuse_bomb, replacing
+from fst.files import GZIP_DAMAGE, replacing, unpacked
 from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 
-PIECE = 4 << 20
-"""Bytes read at a time."""
 Progress = Callable[[int, int], object]
 MARKER_NAMES = {BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
 
 
 @dataclass(frozen=True)
 class ParsedArpa:
-    """parser: holds the automaton; tokens: ids of the unigrams; symbols: the words of ids, None where words are ids."""
+    """builder: has the automaton; tokens: ids of the unigrams; symbols: the words of ids, None where words are ids."""
 
-    parser: _core.ArpaParser
+    builder: _core.AutomatonBuilder
+    unk_label: int
     tokens: list[int]
     symbols: list[str] | None
 
@@ -67,30 +64,17 @@ def parse_arpa(
     words = _Words(vocab)
     parser = _core.ArpaParser(words.number, strict)
     try:
-        _feed(parser, Path(path), progress)
+        for piece in unpacked(path, progress):
+            parser.feed(piece)
         parser.finish()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except GZIP_DAMAGE as error:
         got = f"a damaged one ({error}); make the file again"
         raise ValueError(f"{path}: expected a whole gzip stream, got {got}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for warning in parser.warnings:
         warnings.warn(f"{path}: {warning}", stacklevel=3)
-    return ParsedArpa(parser, words.tokens, words.symbols)
-
-
-def _feed(parser: _core.ArpaParser, path: Path, progress: Progress) -> None:
-    with open(path, "rb") as raw:
-        compressed = raw.read(2) == b"\x1f\x8b"
-        size = os.fstat(raw.fileno()).st_size
-        raw.seek(0)
-        file = gzip.GzipFile(fileobj=raw) if compressed else raw
-        unpacked = 0
-        while piece := file.read(PIECE):
-            unpacked += len(piece)
-            refuse_bomb(size, unpacked)
-            parser.feed(piece)
-            progress(raw.tell(), size)
+    return ParsedArpa(parser.automaton, parser.unk_label, words.tokens, words.symbols)
 
 
 class _Words:

@@ -1,4 +1,4 @@
-"""The backoff automaton of an n-gram model: from an `NgramTable` and back.
+"""The backoff automaton of an n-gram model, and how it is built from an `NgramTable`.
 
 States are the contexts that matter: the empty one (the *unigram state*), and every n-gram that some longer n-gram
 continues or whose backoff weight is not 1. Any other history is represented by its longest suffix that is a state.
@@ -27,7 +27,7 @@ from fst.files import release
 from fst.table import BOS, EOS, UNK, NgramTable
 
 LOG_ZERO = -1000.0
-"""Natural log that stands for log 0, so that no infinity enters a sum."""
+"""Natural log that stands for log 0 in the core, so that no infinity enters a sum."""
 
 END_LABEL = 0
 """Label that ``</s>`` has in n-grams handed to the core; ``<s>`` has `BOS` + 1. In the automaton neither is an arc."""
@@ -57,17 +57,12 @@ class Automaton(NamedTuple):
     unk_label: int
 
 
-def from_table(table: NgramTable) -> Automaton:
-    """Build the automaton of ``table``; raises ValueError where a context is missing or a number is not finite.
-
-    Missing suffixes are added at the probability they have by backing off, so scores are the table's.
-    """
-    builder, unk_label = build(table)
-    return collect(builder, unk_label)
-
-
 def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
-    """A finished builder that holds the automaton of ``table``, and the label of ``<unk>``; see `from_table`."""
+    """A finished builder that holds the automaton of ``table``, and the label of ``<unk>``.
+
+    Missing suffixes are added at the probability they have by backing off, so scores are the table's. Raises ValueError
+    where a context is missing or a number is not finite.
+    """
     num_tokens = max(int(table.ngrams[0].max(initial=-1)) + 1, len(table.symbols or []))
     if num_tokens > LARGEST_TOKEN + 1:
         raise ValueError(f"expected token ids of at most {LARGEST_TOKEN}, got {num_tokens - 1}")
@@ -96,8 +91,8 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
     return builder, unk_label
 
 
-def collect(builder: _core.AutomatonBuilder | _core.ArpaParser, unk_label: int) -> Automaton:
-    """The automaton that a finished builder or parser holds, as arrays in memory."""
+def collect(builder: _core.AutomatonBuilder, unk_label: int) -> Automaton:
+    """The automaton that a finished builder holds, as arrays in memory."""
     states_size = builder.num_states * STATE.itemsize
     arcs_begin = states_size + -states_size % ALIGNMENT
     data = np.empty(arcs_begin + builder.num_arcs * ARC.itemsize, np.uint8)
@@ -170,15 +165,3 @@ def refuse_other_automata(automaton: Automaton) -> None:
             f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state {source[unknown][0]}, "
             f"which the unigram state {unigram_state} lacks; this is no backoff model"
         )
-
-
-def to_table(model: _core.Model, symbols: list[str] | None = None, fingerprint: str | None = None) -> NgramTable:
-    """Read the n-grams back; raises ValueError where the automaton is no backoff model."""
-    orders = model.ngrams()
-    return NgramTable(
-        [tokens for tokens, _, _ in orders],
-        [-costs for _, costs, _ in orders],
-        [0 - backoffs for _, _, backoffs in orders],
-        symbols,
-        fingerprint,
-    )

@@ -33,7 +33,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fst import _core
-from fst.files import replacing
 
 STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("narcs", "<u4"), ("niepsilons", "<u4"), ("noepsilons", "<u4")])
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("nextstate", "<i4")])
@@ -118,23 +117,17 @@ class _Cursor:
         self.offset += size
         return values
 
-    def string(self) -> bytes:
+    def text(self) -> str:
         (length,) = self.take("<i")
         if length < 0:
             wanted = "expected the length of a string"
             raise ValueError(f"{self.path}: byte {self.offset - 4}: {wanted}, got {length}; the file is damaged")
         self.need(length)
         self.offset += length
-        return self.data[self.offset - length : self.offset]
-
-    def text(self) -> str:
         try:
-            return self.string().decode()
+            return self.data[self.offset - length : self.offset].decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path}: byte {self.offset}: expected a symbol in UTF-8 ({error})") from None
-
-    def align(self) -> None:
-        self.offset += -self.offset % ALIGNMENT
 
     def need(self, size: int) -> None:
         if self.offset + size > len(self.data):
@@ -211,7 +204,7 @@ def _read_symbols(cursor: _Cursor) -> Symbols:
 
 def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: bool) -> Records:
     if aligned:
-        cursor.align()
+        cursor.offset += -cursor.offset % ALIGNMENT
     if not 0 <= count < 2**32:
         wanted = "a number of states and arcs below 2^32"
         raise ValueError(f"{cursor.path}: expected {wanted}, got {count}; the header is damaged")
@@ -282,12 +275,6 @@ def const_blocks(
     yield states.data
     yield bytes(-states.nbytes % ALIGNMENT)
     yield arcs.data
-
-
-def write_const(path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols: SymbolTable) -> None:
-    """Write an aligned ``const`` file, atomically."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.writelines(const_blocks(states, arcs, start, symbols))
 
 
 def _string(text: str) -> bytes:

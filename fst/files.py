@@ -1,23 +1,26 @@
-"""Atomic writing of files, locks between processes, and releasing the pages of mapped files."""
+"""Atomic writing of files, reading of gzip, locks between processes, and releasing the pages of mapped files."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import glob
+import gzip
 import mmap
 import os
 import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
+
+from fst.processors import ignore
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of writing that carry no file name."""
@@ -121,6 +124,25 @@ def _named(path: Path, temporary: Path) -> Iterator[None]:
 
 LARGEST_SMALL_FILE = 64 << 20
 LARGEST_RATIO = 64
+PIECE = 4 << 20
+"""Bytes read at a time."""
+GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+def unpacked(path: str | os.PathLike[str], progress: Callable[[int, int], object] = ignore) -> Iterator[bytes]:
+    """The text of a plain or gzip file, piece by piece; `GZIP_DAMAGE` or ValueError where it cannot be unpacked.
+
+    progress: called with the bytes read so far and in all.
+    """
+    with open(path, "rb") as raw:
+        compressed, size = raw.read(2) == b"\x1f\x8b", os.fstat(raw.fileno()).st_size
+        raw.seek(0)
+        file, total = gzip.GzipFile(fileobj=raw) if compressed else raw, 0
+        while piece := file.read(PIECE):
+            total += len(piece)
+            refuse_bomb(size, total)
+            yield piece
+            progress(raw.tell(), size)
 
 
 def refuse_bomb(packed: int, unpacked: int) -> None:

@@ -14,15 +14,13 @@ word itself.
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from fst.files import refuse_bomb
+from fst.confusion import EPSILON
+from fst.files import GZIP_DAMAGE, unpacked
 from fst.model import Vocabulary
-from fst.word_lattices import EPSILON, Lattice
+from fst.word_lattices import Lattice
 
 EPSILON_NAMES = ("<eps>", "<epsilon>")
 
@@ -46,7 +44,7 @@ def read_lattices(
     """
     name, entry, number = "", _Entry(symbols, acoustic_scale, graph_scale), 0
     try:
-        for number, line in enumerate(_lines(Path(path)), 1):  # noqa: B007  (errors name the line)
+        for number, line in enumerate(_lines(path), 1):  # noqa: B007  (errors name the line)
             fields = line.split()
             if not fields and (name or not entry.is_empty):
                 yield name, entry.lattice()
@@ -60,7 +58,7 @@ def read_lattices(
             yield name, entry.lattice()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected text in UTF-8 ({error})") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except GZIP_DAMAGE as error:
         raise ValueError(f"{path}: expected a complete gzip stream, got a damaged one ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: line {number}{f', entry {name}' if name else ''}: {error}") from None
@@ -117,12 +115,10 @@ def _integer(what: str, field: str) -> int:
     return int(field)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with open(path, "rb") as raw:
-        compressed, size = raw.read(2) == b"\x1f\x8b", os.fstat(raw.fileno()).st_size
-        raw.seek(0)
-        unpacked = 0
-        for line in gzip.GzipFile(fileobj=raw) if compressed else raw:
-            unpacked += len(line)
-            refuse_bomb(size, unpacked)
-            yield line.decode()
+def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    rest = b""
+    for piece in unpacked(path):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in lines)
+    if rest:
+        yield rest.decode()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fst import _core, const_file
 from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
-from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton, most_labels
+from fst.automaton import MAX_ORDER, Automaton, most_labels
 from fst.const_file import FstFile, Records, Symbols
 from fst.files import replacing
 from fst.openfst import records_of, to_openfst
@@ -33,7 +33,7 @@ class NgramModel:
     ``<unk>``, 0 for a model without it.
 
     Log-probabilities are natural. A token that the unigrams lack is read as ``<unk>`` where the model has one, and has
-    `LOG_ZERO` otherwise; the backoff weights on the way to the unigrams count in either case.
+    `fst.automaton.LOG_ZERO` otherwise; the backoff weights on the way to the unigrams count in either case.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class NgramModel:
         self.fingerprint = fingerprint
         self.own_ids = symbols is not None and fingerprint is None if own_ids is None else own_ids
         self._mapped_from: Path | None = None
-        self.core = _core.Model(*automaton, LOG_ZERO)
+        self.core = _core.Model(*automaton)
 
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
         """Build a model from arrays of n-grams, whose contexts must all be there."""
-        return cls(_automaton.from_table(table), table.symbols, table.fingerprint)
+        return cls(_automaton.collect(*_automaton.build(table)), table.symbols, table.fingerprint)
 
     @classmethod
     def from_arpa(
@@ -71,7 +71,7 @@ class NgramModel:
     ) -> NgramModel:
         """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
         parsed = parse_arpa(path, vocab, strict, progress)
-        automaton = _automaton.collect(parsed.parser, parsed.parser.unk_label)
+        automaton = _automaton.collect(parsed.builder, parsed.unk_label)
         return cls(automaton, parsed.symbols, own_ids=parsed.symbols is not None and vocab is None)
 
     @classmethod
@@ -147,7 +147,8 @@ class NgramModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an OpenFst ``const`` file, atomically."""
-        const_file.write_const(path, self.states, self.arcs, self.start_state, self._symbols())
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            file.writelines(const_file.const_blocks(self.states, self.arcs, self.start_state, self._symbols()))
 
     def _symbols(self) -> const_file.SymbolTable:
         labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
@@ -162,8 +163,10 @@ class NgramModel:
         write_arpa(self.core, path, self.symbols, markers)
 
     def to_table(self) -> NgramTable:
-        """All n-grams as arrays."""
-        return _automaton.to_table(self.core, self.symbols, self.fingerprint)
+        """All n-grams as arrays; raises ValueError where the automaton is no backoff model."""
+        tokens, costs, weights = zip(*self.core.ngrams(), strict=True)
+        log_probs, backoffs = [-each for each in costs], [0 - each for each in weights]
+        return NgramTable(list(tokens), log_probs, backoffs, self.symbols, self.fingerprint)
 
     @cached_property
     def num_ngrams(self) -> list[int]:
@@ -216,6 +219,12 @@ def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]
     builder, unk_label = _automaton.build(table)
     tokens = table.ngrams[0][:, 0]
     symbols = _symbols_to_embed(tokens[tokens >= 0].tolist(), table.symbols, unk_label, table.fingerprint)
+    return _write(output, builder, symbols)
+
+
+def _write(
+    output: str | os.PathLike[str], builder: _core.AutomatonBuilder, symbols: const_file.SymbolTable
+) -> list[int]:
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, symbols))
         builder.write(file.write)
@@ -238,7 +247,6 @@ def arpa_to_fst(
         where they are other words, or ids that the tokenizer does not have.
     """
     parsed = parse_arpa(arpa, vocab, strict, progress)
-    parser = parsed.parser
     if fingerprint is not None and vocab is None and parsed.symbols is not None:
         word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
         got = f"words such as {word!r}; convert without a tokenizer"
@@ -246,11 +254,8 @@ def arpa_to_fst(
     if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
         wanted = f"token ids below {vocab_size}, the tokenizer's size"
         raise ValueError(f"{arpa}: expected {wanted}, got {max(parsed.tokens)}")
-    symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
-    with replacing(output) as temporary, open(temporary, "wb") as file:
-        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols))
-        parser.write(file.write)
-    return parser.num_ngrams
+    symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parsed.unk_label, fingerprint)
+    return _write(output, parsed.builder, symbols)
 
 
 def _symbols_to_embed(

@@ -6,16 +6,13 @@ Records travel through the bytes of a ``const`` file in memory: OpenFst writes a
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pynini
 import pywrapfst
 
 from fst.const_file import FstFile, Records, SymbolTable, const_blocks, parse_fst
-
-OpenFst: TypeAlias = pywrapfst.Fst
-"""An automaton of pywrapfst or pynini."""
 
 
 def is_openfst(candidate: object) -> bool:

@@ -25,16 +25,12 @@ Result = TypeVar("Result")
 def available_processors() -> int:
     """At least 1: those that the process may run on, and no more than the quota of its control group gives time to."""
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    quota = _own_quota()
+    quota = processor_quota()
     return len(affinity) if quota is None else max(1, min(len(affinity), math.ceil(quota)))
 
 
 @cache
-def _own_quota() -> float | None:
-    return processor_quota(CGROUPS)
-
-
-def processor_quota(root: Path) -> float | None:
+def processor_quota(root: Path = CGROUPS) -> float | None:
     """Processors' worth of time that a control group may take, as containers are limited; None without a limit.
 
     root: where control groups are mounted, of version 2 or 1.

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fst import _core
+from fst.lattices import Floats, Ints
 from fst.model import NgramModel
 from fst.processors import available_processors
 
@@ -57,8 +58,6 @@ FEATURES = (
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
 """
 LARGEST_COUNT = 2**31 - 1
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 def nbest_paths(

@@ -27,17 +27,13 @@ import numpy.typing as npt
 import pywrapfst
 
 from fst import _core
+from fst._core import LARGEST_WEIGHT
 from fst.automaton import LARGEST_TOKEN
-from fst.confusion import confusion_network
+from fst.confusion import EPSILON, confusion_network
 from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE, FstFile
-from fst.lattices import checked_transitions, slots_of
+from fst.lattices import Floats, Ints, checked_transitions, slots_of
 from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
 from fst.openfst import records_of, refuse_transducer, to_openfst
-
-EPSILON = -1
-LARGEST_WEIGHT = _core.LARGEST_WEIGHT
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +126,16 @@ class Lattice:
         else:
             present = (ids != -1) & (np.asarray(log_probs) > -LARGEST_WEIGHT)
             gains = checked_transitions(transitions, present).astype(np.float64)
-            columns = [
-                [(token, weight, ids[t].tolist().index(token)) for token, weight in sorted(slot)]
-                for t, slot in enumerate(slots)
-            ]
+            columns = [np.flatnonzero(row)[np.argsort(slot[row])] for slot, row in zip(ids, present, strict=True)]
             first = np.cumsum([1, *map(len, slots)])  # state of each slot's first column
-            arcs, target_list, counts = [arc[:2] for arc in columns[0]], [*range(1, int(first[1]))], [len(columns[0])]
+            arcs, target_list, counts = sorted(slots[0]), [*range(1, int(first[1]))], [len(slots[0])]
             for t in range(1, len(slots)):
-                for _, _, before in columns[t - 1]:
-                    onward = gains[t - 1, before]
-                    reached = [(arc, to) for to, arc in enumerate(columns[t]) if onward[arc[2]] > -np.inf]
-                    arcs += [(token, weight + float(onward[column])) for (token, weight, column), _ in reached]
-                    target_list += [int(first[t]) + to for _, to in reached]
-                    counts.append(len(reached))
+                onward, here = gains[t - 1][np.ix_(columns[t - 1], columns[t])], sorted(slots[t])
+                before, to = np.nonzero(onward > -np.inf)
+                gains_to = zip(to.tolist(), onward[before, to].tolist(), strict=True)
+                arcs += [(here[at][0], here[at][1] + gain) for at, gain in gains_to]
+                target_list += (first[t] + to).tolist()
+                counts += np.bincount(before, minlength=len(onward)).tolist()
             counts += [0] * len(slots[-1])
             offsets, targets = np.cumsum([0, *counts]), np.array(target_list)
             finals = np.where(np.arange(len(counts)) >= first[-2], 0.0, -np.inf)

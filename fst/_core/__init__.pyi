@@ -18,7 +18,6 @@ class Model:
         start: int,
         unigram_state: int,
         unk_label: int = 0,
-        unk_log_prob: float = -1000.0,
     ) -> None: ...
     def log_prob(self, token: int, context: ArrayLike) -> float: ...
     def score(self, tokens: ArrayLike, bos: bool = False, eos: bool = False) -> float: ...
@@ -89,16 +88,12 @@ class AutomatonBuilder:
 class ArpaParser:
     """Reads ARPA text, piece by piece, into a backoff automaton."""
 
-    num_states: int
-    num_arcs: int
-    start: int
-    num_ngrams: list[int]
+    automaton: AutomatonBuilder
     unk_label: int
     warnings: list[str]
     def __init__(self, number_words: Callable[[list[bytes]], list[int]], strict: bool = True) -> None: ...
     def feed(self, text: bytes) -> None: ...
     def finish(self) -> None: ...
-    def write(self, sink: Callable[[bytes], object]) -> None: ...
 
 def read_symbols(
     file: Buffer, begin: int, count: int

@@ -12,8 +12,6 @@ namespace fst_core {
 
 namespace {
 
-constexpr double kLn10 = 2.302585092994045684;
-constexpr double kLog10Zero = -99.0;  // and below: log 0
 constexpr std::size_t kLongestLine = 1 << 20;
 constexpr std::int64_t kLargestToken =
     std::numeric_limits<std::int32_t>::max() - 2;  // leaves labels for it and for <unk>

@@ -11,8 +11,6 @@ namespace fst_core {
 
 namespace {
 
-constexpr double kLn10 = 2.302585092994045684;
-constexpr double kLog10Zero = -99.0;
 constexpr double kResolution = 1e7;  // seven decimals, about what float32 holds
 constexpr double kRounding = 1e-6;  // as far above 1 as rounding takes a probability
 constexpr std::size_t kPiece = 1 << 20;

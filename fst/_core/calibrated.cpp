@@ -36,8 +36,6 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
 CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
                                                 const TextIndex& text) {
     graph_.assign(lattice, kTreeBuckets);
-    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
-    column_weights_.resize(steps_.size());
     text_ = &text;
     arcs_.clear();
     conditionals_.clear();
@@ -148,15 +146,15 @@ bool CalibratedSearch::next(const State& state, std::int32_t follower, State& ou
 Followers CalibratedSearch::find_arcs(const State& state) {
     const std::int32_t node = graph_.node_of(state.path_state);
     graph_.open(node);
-    graph_.resolve(node, steps_.data());
-    graph_.weights(state.path_state, column_weights_.data());
+    const Graph::Step* const steps = graph_.resolve(node);
+    const double* const weights = graph_.weights(state.path_state);
     const Lattice& lattice = graph_.lattice();
     const Lattice::Slot& columns = lattice.slot(graph_.slot_of(node));
     check_opened(arcs_.size());
     const auto first = static_cast<std::int32_t>(arcs_.size());
     for (std::int32_t c = 0; c < columns.size; ++c) {
-        const Graph::Step& step = steps_[c];
-        const double log_prob = std::max(column_weights_[c], kLeast);
+        const Graph::Step& step = steps[c];
+        const double log_prob = std::max(weights[c], kLeast);
         arcs_.push_back(
             {lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
     }

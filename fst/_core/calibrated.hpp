@@ -96,8 +96,6 @@ class CalibratedSearch {
     Graph graph_;
     const TextIndex* text_ = nullptr;
     std::span<const double> weights_;
-    std::vector<Graph::Step> steps_;
-    std::vector<double> column_weights_;  // [column]: scratch
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]
     BestFirst<CalibratedSearch> search_;

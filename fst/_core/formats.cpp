@@ -18,42 +18,36 @@ namespace py = pybind11;
 namespace fst_core {
 namespace {
 
-// Runs `work`, turning an error into ValueError. Messages may quote any bytes of a file, so they are decoded leniently.
-template <typename Work>
-void with_value_errors(Work work) {
+// Turns an error into ValueError. Messages may quote any bytes of a file, so they are decoded leniently.
+void translate(std::exception_ptr thrown) {
     try {
-        work();
+        std::rethrow_exception(thrown);
     } catch (const std::invalid_argument& error) {
         const std::string text = error.what();
         PyObject* decoded = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
-        const auto message = py::reinterpret_steal<py::object>(decoded);
-        PyErr_SetObject(PyExc_ValueError, message.ptr());
-        throw py::error_already_set();
+        PyErr_SetObject(PyExc_ValueError, py::reinterpret_steal<py::object>(decoded).ptr());
     }
 }
 
 // Some n-grams of the order being built: rows of labels, [n, order], with natural costs.
 void add_ngrams(AutomatonBuilder& builder, const Array<std::int32_t>& labels, const Array<double>& costs,
                 const Array<double>& backoffs) {
-    with_value_errors([&] {
-        if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
-            backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
-            throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
-        const std::size_t order = labels.shape(1);
-        if (order != builder.num_orders() + 1)
-            throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) +
-                                        "-grams next, got " + std::to_string(order) + "-grams");
-        const std::size_t before = builder.num_added();
-        for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
-            const std::int32_t* ngram = labels.data(row, 0);
-            const std::uint32_t context = builder.find(ngram, order - 1);
-            if (context == AutomatonBuilder::kNone)
-                throw std::invalid_argument("row " + std::to_string(before + row) + " of the " +
-                                            std::to_string(order) +
-                                            "-grams: expected its context among the n-grams one order below");
-            builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
-        }
-    });
+    if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
+        backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
+        throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
+    const std::size_t order = labels.shape(1);
+    if (order != builder.num_orders() + 1)
+        throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) +
+                                    "-grams next, got " + std::to_string(order) + "-grams");
+    const std::size_t before = builder.num_added();
+    for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
+        const std::int32_t* ngram = labels.data(row, 0);
+        const std::uint32_t context = builder.find(ngram, order - 1);
+        if (context == AutomatonBuilder::kNone)
+            throw std::invalid_argument("row " + std::to_string(before + row) + " of the " + std::to_string(order) +
+                                        "-grams: expected its context among the n-grams one order below");
+        builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
+    }
 }
 
 // Reads `count` entries of an OpenFst symbol table from byte `begin` on: each an int32 length, the bytes of the symbol
@@ -82,20 +76,6 @@ py::tuple read_symbols(const py::buffer& buffer, std::int64_t begin, std::int64_
         labels.push_back(label);
     }
     return py::make_tuple(array_of(labels), array_of(begins), array_of(lengths), at);
-}
-
-template <typename Owner, typename Get>
-void bind_result(py::class_<Owner>& type, Get get) {
-    type.def_property_readonly("num_states", [get](const Owner& self) { return get(self).num_states(); })
-        .def_property_readonly("num_arcs", [get](const Owner& self) { return get(self).num_arcs(); })
-        .def_property_readonly("start", [get](const Owner& self) { return get(self).start(); })
-        .def_property_readonly("num_ngrams", [get](const Owner& self) { return get(self).num_ngrams(); })
-        .def(
-            "write",
-            [get](const Owner& self, const py::function& sink) {
-                get(self).write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
-            },
-            py::arg("sink"));
 }
 
 }  // namespace
@@ -130,16 +110,24 @@ py::list list_ngrams(const Model& model) {
 }
 
 void bind_formats(py::module_& module) {
-    py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder",
-                                         "Builds a backoff automaton from n-grams, order by order.");
-    builder.def(py::init<>())
+    py::register_local_exception_translator(&translate);
+    py::class_<AutomatonBuilder>(module, "AutomatonBuilder", "Builds a backoff automaton from n-grams, order by order.")
+        .def(py::init<>())
         .def("add_ngrams", &add_ngrams, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
-        .def("end_order", [](AutomatonBuilder& self) { with_value_errors([&] { self.end_order(); }); })
-        .def("finish", [](AutomatonBuilder& self) { with_value_errors([&] { self.finish(); }); });
-    bind_result(builder, [](const AutomatonBuilder& self) -> const AutomatonBuilder& { return self; });
+        .def("end_order", &AutomatonBuilder::end_order)
+        .def("finish", &AutomatonBuilder::finish)
+        .def_property_readonly("num_states", &AutomatonBuilder::num_states)
+        .def_property_readonly("num_arcs", &AutomatonBuilder::num_arcs)
+        .def_property_readonly("start", &AutomatonBuilder::start)
+        .def_property_readonly("num_ngrams", &AutomatonBuilder::num_ngrams)
+        .def(
+            "write",
+            [](const AutomatonBuilder& self, const py::function& sink) {
+                self.write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
+            },
+            py::arg("sink"));
 
-    py::class_<ArpaParser> parser(module, "ArpaParser", "Reads ARPA text, piece by piece, into a backoff automaton.");
-    parser
+    py::class_<ArpaParser>(module, "ArpaParser", "Reads ARPA text, piece by piece, into a backoff automaton.")
         .def(py::init([](const py::function& number_words, bool strict) {
                  return ArpaParser(
                      [number_words](const std::vector<std::string>& words) {
@@ -150,15 +138,13 @@ void bind_formats(py::module_& module) {
                      strict);
              }),
              py::arg("number_words"), py::arg("strict") = true)
-        .def(
-            "feed", [](ArpaParser& self, std::string_view text) { with_value_errors([&] { self.feed(text); }); },
-            py::arg("text"))
-        .def("finish", [](ArpaParser& self) { with_value_errors([&] { self.finish(); }); })
+        .def("feed", &ArpaParser::feed, py::arg("text"))
+        .def("finish", &ArpaParser::finish)
+        .def_property_readonly("automaton", &ArpaParser::automaton)
         .def_property_readonly("unk_label", &ArpaParser::unk_label)
         .def_property_readonly("warnings", &ArpaParser::warnings);
     module.def("read_symbols", &read_symbols, py::arg("file"), py::arg("begin"), py::arg("count"),
                "The labels, begins and lengths of the symbols in a file, and where they end.");
-    bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
 }
 
 }  // namespace fst_core

@@ -24,6 +24,8 @@ void Graph::assign(const Lattice& lattice, std::size_t buckets) {
         layers_[t].nodes.clear();
         layers_[t].by_state.clear(buckets);
     }
+    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
+    weights_.resize(steps_.size());
     path_states_.clear();
     if (lattice.has_transitions()) path_state_by_column_.clear(kPathStateBuckets);
 }
@@ -51,16 +53,14 @@ std::int32_t Graph::add_path_state(std::uint64_t key, std::int32_t node, std::in
     return this->node(node).first_path_state = index;
 }
 
-void Graph::weights(std::int32_t index, double* out) const {
+const double* Graph::weights(std::int32_t index) {
     const std::int32_t slot = slot_of(node_of(index));
     const double* const log_probs = lattice_->log_probs(slot);
     const std::int32_t size = lattice_->slot(slot).size;
-    if (!lattice_->has_transitions() || path_state(index).column == kNone || size == 0) {
-        std::copy(log_probs, log_probs + size, out);
-        return;
-    }
-    lattice_->transitions(slot, path_state(index).column, out);
-    for (std::int32_t c = 0; c < size; ++c) out[c] += log_probs[c];
+    if (!lattice_->has_transitions() || path_state(index).column == kNone || size == 0) return log_probs;
+    lattice_->transitions(slot, path_state(index).column, weights_.data());
+    for (std::int32_t c = 0; c < size; ++c) weights_[c] += log_probs[c];
+    return weights_.data();
 }
 
 void Graph::open(std::int32_t index) {
@@ -153,7 +153,7 @@ void Graph::add_unigrams(const Lattice::Slot& columns) {
         if (model_ == nullptr) {
             add_hit(c, 0, 0);
         } else if (const std::int32_t label = lattice_->label(columns.first + c); label == Model::kNoLabel) {
-            add_hit(c, model_->unigram_state(), static_cast<float>(model_->unk_cost()));
+            add_hit(c, model_->unigram_state(), static_cast<float>(Model::kMaxCost));
         } else {
             const ArcRecord& arc = model_->unigram_arc(label);
             add_hit(c, static_cast<std::uint32_t>(arc.next_state), static_cast<float>(Model::cost(arc.cost)));
@@ -238,7 +238,7 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
 }
 
 // Histories from the shortest to the longest, each overwriting the columns that it has n-grams for.
-void Graph::resolve(std::int32_t index, Step* steps) {
+const Graph::Step* Graph::resolve(std::int32_t index) {
     chain_.clear();
     for (double backed_off = 0; index != kNone;) {
         if (chain_.size() > Model::kMaxFailures) refuse_failures(node(index).state);
@@ -250,8 +250,9 @@ void Graph::resolve(std::int32_t index, Step* steps) {
     for (std::size_t i = chain_.size(); i-- > 0;) {
         const auto [node, backed_off] = chain_[i];
         for (std::int32_t h = node->first_hit; h < node->first_hit + node->num_hits; ++h)
-            steps[hit(h).column] = {backed_off + hit(h).cost, h, static_cast<std::int32_t>(chain_.size() - 1 - i)};
+            steps_[hit(h).column] = {backed_off + hit(h).cost, h, static_cast<std::int32_t>(chain_.size() - 1 - i)};
     }
+    return steps_.data();
 }
 
 }  // namespace fst_core

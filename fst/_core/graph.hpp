@@ -85,8 +85,8 @@ class Graph {
     }
     const PathState& path_state(std::int32_t index) const { return path_states_[index]; }
     std::size_t num_path_states() const { return lattice_->has_transitions() ? path_states_.size() : nodes_.size(); }
-    // log_prob and transition of every column of the next slot.
-    void weights(std::int32_t path_state, double* out) const;
+    // log_prob and transition of every column of the next slot; valid until the next call.
+    const double* weights(std::int32_t path_state);
 
     std::int32_t slot_of(std::int32_t node) const { return nodes_[node].slot; }
     Node& node(std::int32_t index) { return nodes_[index]; }
@@ -99,8 +99,8 @@ class Graph {
     }
     const Lattice& lattice() const { return *lattice_; }
 
-    // All columns of an opened node. `steps` holds at least as many.
-    void resolve(std::int32_t node, Step* steps);
+    // All columns of an opened node; valid until the next call.
+    const Step* resolve(std::int32_t node);
 
   private:
     struct Layer {  // the nodes of one slot, in order of addition, and by state
@@ -132,6 +132,8 @@ class Graph {
     std::vector<PathState> path_states_;
     HashTable<std::uint64_t> path_state_by_column_;  // by node and column
     std::vector<Pending> pending_;
+    std::vector<Step> steps_;      // [column]: what resolve() returns
+    std::vector<double> weights_;  // [column]: what weights() returns
     std::vector<std::pair<const Node*, double>>
         chain_;  // scratch of resolve(): nodes, and what backing off to them costs
 };

@@ -13,8 +13,6 @@ struct Row;
 
 class LabelIndex {
   public:
-    static constexpr std::uint32_t kNowhere = 0xFFFFFFFFu;
-
     // A row whose index takes no more room than its arcs do.
     static bool pays(std::uint32_t num_arcs, std::uint32_t num_labels) { return num_arcs >= num_labels / 64; }
     // Labels from num_labels on are left out: no lattice has them. Throws where labels do not rise.

@@ -84,7 +84,6 @@ class Lattice {
 
     // Of column `first + c` of a slot.
     std::int32_t token(std::int32_t column) const { return tokens_[column]; }
-    double log_prob(std::int32_t column) const { return log_probs_[column]; }
     const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
     // Of a column, the index that it had in its slot when the lattice was assigned.
     std::int32_t given_column(std::int32_t column) const { return given_[column]; }

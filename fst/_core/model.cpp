@@ -33,7 +33,7 @@ void refuse_failures(std::uint32_t state) {
 }
 
 Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
-             std::int64_t unigram_state, std::int64_t unk_label, double unk_log_prob)
+             std::int64_t unigram_state, std::int64_t unk_label)
     : states_(states.data()), arcs_(arcs.data()), num_arcs_(arcs.size() / sizeof(ArcRecord)) {
     if (states.size() % sizeof(StateRecord) != 0 || arcs.size() % sizeof(ArcRecord) != 0)
         refuse_corrupt("expected states of 20 bytes and arcs of 16, got " + std::to_string(states.size()) + " and " +
@@ -44,8 +44,6 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     num_states_ = static_cast<std::uint32_t>(count);
     start_ = checked_id(start, num_states_, "a start state");
     unigram_state_ = checked_id(unigram_state, num_states_, "a unigram state");
-    if (std::isnan(unk_log_prob)) throw std::invalid_argument("expected a number as unk_log_prob, got NaN");
-    unk_cost_ = static_cast<float>(std::clamp(-unk_log_prob, -kMaxCost, kMaxCost));  // as precise as every other weight
 
     const float end = state(unigram_state_).final_cost;
     has_end_ = end != 0 && end != std::numeric_limits<float>::infinity();
@@ -127,7 +125,7 @@ Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
         total += row.backoff_cost;
         state = row.backoff_state;
     }
-    if (label == kNoLabel) return {total + unk_cost_, unigram_state_, failures};
+    if (label == kNoLabel) return {total + kMaxCost, unigram_state_, failures};
     const ArcRecord& arc = unigram_arc(label);
     return {total + cost(arc.cost), static_cast<std::uint32_t>(arc.next_state), failures};
 }

@@ -64,7 +64,7 @@ struct Row {
 
 class Model {
   public:
-    static constexpr double kMaxCost = 1000.0;    // stands for ln 0: keeps every sum finite
+    static constexpr double kMaxCost = 1000.0;    // stands for -ln 0: keeps every sum finite
     static constexpr int kMaxFailures = 255;      // a longer chain of failure arcs is taken for a cycle
     static constexpr std::int32_t kNoLabel = 0;   // a token that neither the unigrams nor <unk> provide for
 
@@ -74,16 +74,14 @@ class Model {
         std::int32_t failures;  // how often the history was shortened for it
     };
 
-    // unk_label: label of <unk>, 0 if the model has none; unk_log_prob: unigram log-probability of a token that the
-    // unigrams lack where there is no <unk>.
+    // unk_label: label of <unk>; 0 if the model has none: then a token that the unigrams lack costs kMaxCost.
     Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
-          std::int64_t unigram_state, std::int64_t unk_label, double unk_log_prob);
+          std::int64_t unigram_state, std::int64_t unk_label);
 
     std::uint32_t num_states() const { return num_states_; }
     std::uint32_t start() const { return start_; }
     std::uint32_t unigram_state() const { return unigram_state_; }
     std::int32_t unk_label() const { return unk_label_; }
-    double unk_cost() const { return unk_cost_; }
     bool has_end() const { return has_end_; }  // whether the model knows </s>
 
     void prefetch_state(std::uint32_t state) const {
@@ -151,7 +149,6 @@ class Model {
     std::uint64_t num_arcs_;
     std::uint32_t start_, unigram_state_;
     std::int32_t unk_label_;
-    double unk_cost_;
     bool has_end_;
     std::vector<ArcRecord> unigram_arcs_;     // a copy: the one row that every search reads throughout
     std::vector<std::int32_t> unigram_by_label_;  // index into unigram_arcs_ or -1; empty where labels are too sparse

@@ -42,13 +42,13 @@ namespace {
 class BorrowingModel : public Model {
   public:
     BorrowingModel(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state,
-                   std::int64_t unk_label, double unk_log_prob)
-        : BorrowingModel(states.request(), arcs.request(), start, unigram_state, unk_label, unk_log_prob) {}
+                   std::int64_t unk_label)
+        : BorrowingModel(states.request(), arcs.request(), start, unigram_state, unk_label) {}
 
   private:
     BorrowingModel(py::buffer_info states, py::buffer_info arcs, std::int64_t start, std::int64_t unigram_state,
-                   std::int64_t unk_label, double unk_log_prob)
-        : Model(bytes(states, "states"), bytes(arcs, "arcs"), start, unigram_state, unk_label, unk_log_prob),
+                   std::int64_t unk_label)
+        : Model(bytes(states, "states"), bytes(arcs, "arcs"), start, unigram_state, unk_label),
           states_(std::move(states)),
           arcs_(std::move(arcs)) {}
 
@@ -317,15 +317,13 @@ py::tuple describe(const Sausages& sausages, const BorrowingModel* model, const 
     check_further(further);
     const Batch batch(sausages, model, 1, context);
     batch.require_single();
-    Borrowed workspace;
-    CalibratedSearch::Description description;
-    {
+    const auto tokens = tokens_of(path, "path");
+    const auto results = results_of(batch, 1, [&](std::int64_t i, Workspace& workspace) {
         const std::shared_lock lock(text.mutex);
-        workspace->lattice.assign(batch.lattice(0), batch.model, "");
-        workspace->lattice.extend(further);
-        description = workspace->calibrated.describe(workspace->lattice, batch.start_state(0), text.index,
-                                                     tokens_of(path, "path"));
-    }
+        workspace.lattice.extend(further);
+        return workspace.calibrated.describe(workspace.lattice, batch.start_state(i), text.index, tokens);
+    });
+    const CalibratedSearch::Description& description = results.front();
     Array<float> features({description.tokens.size(), std::size_t{CalibratedSearch::kFeatures}});
     std::copy(description.features.begin(), description.features.end(), features.mutable_data());
     return py::make_tuple(features, array_of(description.tokens), array_of(description.sizes));
@@ -434,8 +432,8 @@ PYBIND11_MODULE(_core, module) {
 
     py::class_<BorrowingModel>(module, "Model",
                                "A backoff n-gram automaton read in place from the records of an OpenFst const file.")
-        .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t, double>(),
-             "states"_a, "arcs"_a, "start"_a, "unigram_state"_a, "unk_label"_a = 0, "unk_log_prob"_a = -Model::kMaxCost)
+        .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t>(), "states"_a,
+             "arcs"_a, "start"_a, "unigram_state"_a, "unk_label"_a = 0)
         .def(
             "log_prob",
             [](const BorrowingModel& model, std::int64_t token, const Array<std::int64_t>& context) {

@@ -54,8 +54,6 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_
     alpha_ = alpha;
     has_transitions_ = lattice.has_transitions();
     graph_.assign(lattice, lattice.is_sausage() ? kBuckets : kFewBuckets);
-    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
-    weights_.resize(steps_.size());
     const std::int32_t root = graph_.open_all(start_state);
     values_.resize(graph_.num_path_states());
     for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
@@ -131,11 +129,11 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
             throw std::invalid_argument(
                 "expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
         first = static_cast<std::int32_t>(choices_.size());
-        graph_.resolve(node, steps_.data());
-        graph_.weights(index, weights_.data());
+        const Graph::Step* const steps = graph_.resolve(node);
+        const double* const weights = graph_.weights(index);
         for (std::int32_t c = 0; c < size; ++c) {
-            const double step = weights_[c] + alpha_ * -steps_[c].cost;
-            const std::int32_t next = graph_.hit(steps_[c].hit).next;
+            const double step = weights[c] + alpha_ * -steps[c].cost;
+            const std::int32_t next = graph_.hit(steps[c].hit).next;
             choices_.push_back({step + (next != Graph::kNone ? values_[next] : 0.0), step, next, kUnknown});
         }
     }

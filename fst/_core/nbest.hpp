@@ -63,9 +63,7 @@ class NbestSearch {
     std::vector<double> values_;             // [path_state]: best score of a completion from there
     std::vector<double> gains_;  // [column before, column]: the transitions of the slot at hand, as far as known
     std::vector<std::uint8_t> has_gains_;    // [column before]
-    std::vector<double> weights_;            // [column]: scratch
     std::size_t unevaluated_ = 0;            // nodes of the slot at hand
-    std::vector<Graph::Step> steps_;
     std::vector<std::int32_t> first_choice_;  // [path_state] into choices_, kNone until visited
     std::vector<Choice> choices_;
     std::vector<Prefix> prefixes_;

@@ -15,6 +15,8 @@
 namespace fst_core {
 
 constexpr std::size_t kHighestOrder = 255;
+constexpr double kLn10 = 2.302585092994045684;
+constexpr double kLog10Zero = -99.0;  // and below: log 0, in ARPA files
 
 // As in fst/table.py.
 constexpr std::int32_t kBos = -2, kEos = -3, kUnk = -4;

@@ -21,18 +21,16 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
     const Lattice::Slot& columns = graph_.lattice().slot(slot);
     for (const std::int32_t node : graph_.nodes_of_slot(slot)) {
         const bool tied = graph_.lattice().has_transitions();
-        bool resolved = false;
+        const Graph::Step* steps = nullptr;
         for (std::int32_t at = tied ? graph_.node(node).first_path_state : node; at != Graph::kNone;
              at = tied ? graph_.path_state(at).next : Graph::kNone) {
             if (forward_[at] == kMinusInfinity) continue;  // only backed off to
-            if (!resolved) graph_.resolve(node, steps_.data());
-            resolved = true;
-            graph_.weights(at, weights_.data());
+            if (steps == nullptr) steps = graph_.resolve(node);
+            const double* const weights = graph_.weights(at);
             for (std::int32_t c = 0; c < columns.size; ++c) {
-                const Graph::Step& step = steps_[c];
-                const double weight = weights_[c] - alpha_ * step.cost;
+                const double weight = weights[c] - alpha_ * steps[c].cost;
                 if (weight > kMinusInfinity)
-                    visit(at, columns.first + c, weight, graph_.hit(step.hit).next);
+                    visit(at, columns.first + c, weight, graph_.hit(steps[c].hit).next);
             }
         }
     }
@@ -41,8 +39,6 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
 const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, std::uint32_t start_state, double alpha) {
     alpha_ = alpha;
     graph_.assign(lattice, kBuckets);
-    steps_.resize(lattice.max_columns());
-    weights_.resize(steps_.size());
     const std::int32_t root = graph_.open_all(start_state);
     forward_.assign(graph_.num_path_states(), kMinusInfinity);
     backward_.assign(forward_.size(), kMinusInfinity);

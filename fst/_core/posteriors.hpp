@@ -21,8 +21,7 @@ class PosteriorSearch {
 
     Graph graph_;
     double alpha_ = 0;
-    std::vector<Graph::Step> steps_;
-    std::vector<double> weights_, forward_, backward_, posteriors_;
+    std::vector<double> forward_, backward_, posteriors_;
 };
 
 }  // namespace fst_core

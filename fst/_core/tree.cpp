@@ -29,7 +29,6 @@ const Tree& TreeSearch::run(const Lattice& lattice, std::uint32_t start_state, s
     check_num_nodes(lattice, num_nodes);
     alpha_ = alpha;
     graph_.assign(lattice, kTreeBuckets);
-    steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
     first_of_.clear();
     conditionals_.clear();
     hits_.clear();
@@ -44,18 +43,17 @@ Followers TreeSearch::expand(State path_state) {
         first_of_.resize(std::max(graph_.num_path_states(), std::size_t{64}), -1);
     if (const std::int32_t known = first_of_[path_state]; known >= 0) return {known, columns.size};
     graph_.open(node);
-    graph_.resolve(node, steps_.data());
+    const Graph::Step* const steps = graph_.resolve(node);
+    const double* const weights = graph_.weights(path_state);
     check_opened(conditionals_.size());
     const auto first = static_cast<std::int32_t>(conditionals_.size());
     first_of_[path_state] = first;
     conditionals_.resize(conditionals_.size() + columns.size);
     double* const conditionals = conditionals_.data() + first;
-    graph_.weights(path_state, conditionals);
     double best = kMinusInfinity;
     for (std::int32_t c = 0; c < columns.size; ++c) {
-        const Graph::Step& step = steps_[c];
-        conditionals[c] += alpha_ * -step.cost;
-        hits_.push_back(step.hit);
+        conditionals[c] = weights[c] + alpha_ * -steps[c].cost;
+        hits_.push_back(steps[c].hit);
         best = std::max(best, conditionals[c]);
     }
     if (best == kMinusInfinity) return {first, columns.size};  // every transition is masked

@@ -26,7 +26,6 @@ class TreeSearch {
   private:
     Graph graph_;
     double alpha_ = 0;
-    std::vector<Graph::Step> steps_;
     std::vector<std::int32_t> first_of_;  // [path_state] into conditionals_ and hits_: -1 until asked for
     std::vector<double> conditionals_;    // log q(column | path), column by column; -inf after a masked transition
     std::vector<std::int32_t> hits_;      // the hit that each column takes

@@ -64,9 +64,8 @@ def encode(
     expect(system_prompt is None or chat, "--chat with --system-prompt", "none", "a system prompt begins a chat")
     messages = chat and task is None and prompt_template is None
     asked = _template(task, prompt_template, answer_field, prompts_only and not messages)
-    if (chat or asked is not None) and output.suffix == ".npy":
-        kinds = "sequences (.npz) or a directory for prompts and answers"
-        raise ValueError(f"{output}: expected {kinds}, got a corpus; they would run together")
+    wanted, documents = "sequences (.npz) or a directory for prompts and answers", not chat and asked is None
+    expect(documents or output.suffix != ".npy", wanted, "a corpus", "they would run together", of=output)
     bpe = load_tokenizer(tokenizer)
     conversation = None
     if chat:

@@ -96,12 +96,10 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
     return tokenizer, end
 
 
-def _stored(bpe: Tokenizer | None) -> dict[str, Any]:
+def _stored(bpe: Tokenizer) -> dict[str, Any]:
     """What a model stores of the tokenizer whose ids it has, and its size."""
     from fst.fingerprint import vocabulary_fingerprint
 
-    if bpe is None:
-        return {"fingerprint": None, "vocab_size": None}
     return {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
 
 
@@ -112,7 +110,7 @@ def _reading(words: bool, tokenizer: str | None, end_of_text: int | None) -> tup
     if words and tokenizer is not None:
         raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
     if tokenizer is None:
-        return WordEncoder() if words else None, _stored(None), end_of_text or 0
+        return WordEncoder() if words else None, {}, end_of_text or 0
     bpe, separator = _tokenizer(tokenizer, end_of_text)
     return TokenizerEncoder(bpe, separator), _stored(bpe), separator
 
@@ -201,9 +199,9 @@ def train(
         prune_theta=prune_theta,
         unknown_word=unk,
         unseen=unseen,
-        vocab_size=vocab_size or stored["vocab_size"],
+        vocab_size=vocab_size or stored.get("vocab_size"),
         end_of_text=separator,
-        fingerprint=stored["fingerprint"],
+        fingerprint=stored.get("fingerprint"),
     )
     counting = CountingOptions(engine, _bytes("--memory", memory), threads or available_processors(), master)
     work = work_dir or output.with_name(f"{output.name}.work")
@@ -345,7 +343,7 @@ def arpa2fst(
     """
     import fst
 
-    stored = _stored(load_tokenizer(tokenizer) if tokenizer is not None else None)
+    stored = {} if tokenizer is None else _stored(load_tokenizer(tokenizer))
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.console import writable_folder
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def base_type(name: str) -> torch.dtype:
     import torch
 
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise ValueError(f"expected --base-dtype {', '.join(known)}, got {name!r}")
+    expect(name in known, f"--base-dtype {', '.join(known)}", repr(name))
     return known[name]
 
 

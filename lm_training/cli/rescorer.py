@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import RescorerTraining
@@ -48,8 +49,7 @@ def rescorer(
 
     if (preset is None) == (model is None):
         raise ValueError("expected --preset for a new model or --model to go on from one, and just one of them")
-    if preset is not None and preset not in RESCORERS:
-        raise ValueError(f"expected --preset {', '.join(RESCORERS)}, got {preset!r}")
+    expect(preset is None or preset in RESCORERS, f"--preset {', '.join(RESCORERS)}", repr(preset))
     vocabulary = load_tokenizer(tokenizer)
     fingerprint = vocabulary_fingerprint(vocabulary.get_vocab())
     learnt = Texts.joined([load_texts(path, sequence_length) for path in data])

@@ -93,11 +93,8 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
         window = corpus[start : start + length]
         if not np.isin(window, end_ids).any():
             rows.append(window)
-    if len(rows) < count:
-        raise ValueError(
-            f"expected a corpus with {count} prompts of {length} tokens, got {len(rows)} from {len(corpus)} tokens; "
-            "give more text, or ask for fewer or shorter prompts"
-        )
+    wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
+    expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
 
 

@@ -163,11 +163,6 @@ def _num_shards(settings: dict[str, Any]) -> int:
     return int(settings["shards"])
 
 
-def load_encoded(directory: str | os.PathLike[str]) -> Texts:
-    """All sequences of a directory that `write_encoded` has filled; ValueError if it is not one, or incomplete."""
-    return Texts.joined([Texts.load(path) for path in encoded_directory(directory).files()])
-
-
 def _prompt_and_answer(encoding: Encoding, record: Record) -> tuple[str, str | None]:
     """Of a record; a document is an answer to an empty prompt."""
     if encoding.template is None:

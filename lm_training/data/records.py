@@ -13,11 +13,15 @@ import json
 import lzma
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
+
+import zstandard
+
+from fst.files import GZIP_DAMAGE
+from latticebpd.checks import extra_module
 
 COMPRESSED = {".gz", ".xz", ".zst"}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -114,8 +118,6 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".zst":
-        import zstandard
-
         return io.BufferedReader(zstandard.open(path, "rb"))
     return path.open("rb")
 
@@ -153,10 +155,7 @@ def _file_records(path: Path, text_lines: bool) -> Iterator[Record]:
                 if line.strip():
                     yield Record(path, number, line.rstrip(b"\r\n"), offset)
                 offset += len(line)
-    except Exception as error:
-        damage = isinstance(error, EOFError | lzma.LZMAError | zlib.error | gzip.BadGzipFile)
-        if not damage and type(error).__name__ != "ZstdError":  # its package is imported only when needed
-            raise
+    except (*GZIP_DAMAGE, lzma.LZMAError, zstandard.ZstdError) as error:
         raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
 
 
@@ -180,11 +179,7 @@ def _parquet_records(path: Path, columns: Sequence[str] | None, batch: int = 102
 
 
 def _dataset_records(path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
-    try:
-        import datasets  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        need = "expected the package datasets to read a directory, found none: pip install 'latticebpd[datasets]'"
-        raise ValueError(f"{path}: {need}") from None
+    datasets = extra_module("datasets", "datasets", f"the directory {path}")
     try:
         rows = datasets.load_from_disk(str(path))
     except Exception as error:  # the package raises many kinds

@@ -54,8 +54,7 @@ class Template:
             return prompt, None
         field = next((path for path in self.answers if _value(fields, path) is not None), self.answers[0])
         answer = _text(fields, field)
-        if not answer.strip():
-            raise ValueError(f"expected text under {field!r} (the answer), got {answer!r}")
+        expect(answer.strip(), f"text under {field!r} (the answer)", repr(answer))
         return prompt, answer
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import load_tokens
-from lm_training.data.distill import SETTINGS, load_distilled
-from lm_training.data.encoding import RECORD, load_encoded
+from lm_training.data.distill import SETTINGS, distilled_directory
+from lm_training.data.encoding import RECORD, encoded_directory
 from lm_training.data.hidden_states import HiddenStates, load_states
 
 
@@ -18,7 +18,8 @@ def load_texts(path: str | os.PathLike[str], window: int) -> Texts:
     """Texts (``.npz``), an encoded or distilled directory, or a corpus (``.npy``) in windows of ``window`` tokens."""
     path = Path(path)
     if path.is_dir():
-        return load_encoded(path) if (path / RECORD).exists() else load_distilled(path)
+        directory = encoded_directory(path) if (path / RECORD).exists() else distilled_directory(path)
+        return Texts.joined([Texts.load(file) for file in directory.files()])
     if path.suffix == ".npz":
         return Texts.load(path)
     if path.suffix != ".npy":

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
 from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
@@ -368,9 +369,8 @@ def with_head(drafter: BlockDrafter, frozen: bool = True, **parts: Any) -> Block
     frozen: train the head alone; convolutions stay without effect. parts: fields of ``BlockConfig`` that describe head
     and convolutions. Raises ValueError where a frozen one has a head already, or the values describe no drafter.
     """
-    if frozen and drafter.ties_slots:
-        wanted = "a drafter without a bigram, selector or reranker, to teach one to"
-        raise ValueError(f"expected {wanted}, got one that has it")
+    wanted = "a drafter without a bigram, selector or reranker, to teach one to"
+    expect(not (frozen and drafter.ties_slots), wanted, "one that has it")
     if frozen and drafter.config.conv_kernel_size:
         parts = {name: value for name, value in parts.items() if not name.startswith("conv_")}
     new = BlockDrafter(replace(drafter.config, **parts), drafter.draft_tokens, drafter.lm_head is not None)

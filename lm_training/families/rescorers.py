@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -63,9 +64,8 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         identity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(options, data, identity)
-        if BaseModel.of(model).is_encoder_decoder:
-            kind = model.config.model_type
-            raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({kind})")
+        wanted, got = "a decoder-only causal LM as rescorer", f"an encoder-decoder ({model.config.model_type})"
+        expect(not BaseModel.of(model).is_encoder_decoder, wanted, got)
         self.data = ModelTexts.of(model, data, "training").texts
         self.validation = ModelTexts.of(model, validation, "validation").texts
         if not data.num_labels or not validation.num_labels:

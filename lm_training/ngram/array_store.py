@@ -40,7 +40,7 @@ class GrowingArray:
             self.file.seek(0)
             self._write_header()
             self.file.close()
-        self.store.mapped.append(load_array(self.path, mode))
+        self.store.mapped.append(np.load(self.path, mode))
         return self.store.mapped[-1]
 
     def _write_header(self) -> None:
@@ -84,8 +84,3 @@ class ArrayStore:
         """Let the pages of all arrays leave memory; those that are read again come back from the files."""
         for array in self.mapped:
             release(array)
-
-
-def load_array(path: Path, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-    """Map a ``.npy`` file."""
-    return np.load(path, mmap_mode=mode, allow_pickle=False)

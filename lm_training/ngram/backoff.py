@@ -22,9 +22,10 @@ import numpy.typing as npt
 from fst.files import release
 from fst.processors import in_order
 from fst.table import BOS, EOS, NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.counts import NgramCounts, OrderCounts
-from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing, backoff_weights
+from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing
 from lm_training.ngram.trie import ContextGroup, NgramTrie, context_groups, first_of_each
 
 
@@ -124,8 +125,7 @@ def _with_vocabulary(counts: OrderCounts, vocabulary: np.ndarray | None) -> tupl
         merged = np.zeros(len(union), dtype=np.int64)
         merged[np.searchsorted(union, tokens)] = token_counts
         tokens, token_counts = union, merged
-    if not np.any(tokens != BOS):
-        raise ValueError("expected at least one token, got none; is the corpus empty?")
+    expect(np.any(tokens != BOS), "at least one token", remedy="is the corpus empty?")
     return tokens, token_counts
 
 
@@ -161,7 +161,7 @@ def normalised_table(
     probs, backoffs = list(probs), [np.zeros(len(rows)) for rows in ngrams]
     for index in range(1, len(ngrams)):
         starts = np.flatnonzero(first_of_each(prefixes[index]))
-        weights, probs[index] = backoff_weights(probs[index], probs[index - 1][suffixes[index]], starts)
+        weights, probs[index] = Smoothing.backoff_weights(probs[index], probs[index - 1][suffixes[index]], starts)
         backoffs[index - 1][prefixes[index][starts]] = np.log(weights)
     with np.errstate(divide="ignore"):
         return NgramTable(ngrams, [np.log(order_probs) for order_probs in probs], backoffs)

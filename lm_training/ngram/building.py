@@ -20,7 +20,7 @@ from fst.model import NgramModel, table_to_fst
 from fst.processors import ignore
 from fst.table import UNK, NgramTable
 from latticebpd.checks import expect
-from lm_training.ngram.array_store import ArrayStore, load_array
+from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import (
     DEFAULT_MEMORY,
@@ -155,11 +155,11 @@ class _Job:
         stream, symbols = load_corpus(self.work.stage("corpus", self._read))
         folder = self.work.stage("counts", lambda folder: self._count(stream, ArrayStore(folder)))
         names = [field.name for field in fields(OrderCounts)]
-        counts = [OrderCounts(*(load_array(folder / f"{name}-{order}.npy") for name in names)) for order in orders]
+        counts = [OrderCounts(*(np.load(folder / f"{name}-{order}.npy", "r") for name in names)) for order in orders]
         self.report("estimating", 0, None)
         folder = self.work.stage("estimated", lambda path: self._estimate(counts, stream, symbols, ArrayStore(path)))
         ngrams, log_probs, backoffs = (
-            [load_array(folder / f"{name}-{order}.npy") for order in orders]
+            [np.load(folder / f"{name}-{order}.npy", "r") for order in orders]
             for name in ("ngrams", "log_probs", "backoffs")
         )
         table = NgramTable(ngrams, log_probs, backoffs, symbols, recipe.fingerprint)
@@ -185,16 +185,14 @@ class _Job:
             return
         wanted = f"token ids of at most {LARGEST_ID}"
         expect(stream.highest <= LARGEST_ID, wanted, stream.highest, "an automaton has no label for it")
-        if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
-            raise ValueError(
-                f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "
-                "name the tokenizer that made them"
-            )
-        if recipe.vocab_size is None and recipe.unseen == "smoothed" and stream.highest >= LARGEST_IMPLIED_VOCABULARY:
-            raise ValueError(
-                f"expected token ids below {LARGEST_IMPLIED_VOCABULARY}, got {stream.highest}; if it is no stray one, "
-                "give the vocabulary with --tokenizer or --vocab-size, or ids that never occur no mass (--unseen floor)"
-            )
+        if recipe.vocab_size is not None:
+            wanted = f"token ids below {recipe.vocab_size} (the vocabulary's size)"
+            expect(stream.highest < recipe.vocab_size, wanted, stream.highest, "name the tokenizer that made them")
+        elif recipe.unseen == "smoothed":
+            remedy = "if it is no stray one, give the vocabulary with --tokenizer or --vocab-size, or ids that never "
+            remedy += "occur no mass (--unseen floor)"
+            most = LARGEST_IMPLIED_VOCABULARY
+            expect(stream.highest < most, f"token ids below {most}", stream.highest, remedy)
 
     def _count(self, stream: TokenStream, store: ArrayStore) -> NgramCounts:
         order, min_counts, counting = self.recipe.order, self.recipe.min_counts, self.counting

@@ -25,14 +25,11 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
     """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ; ValueError where the weight is not
     between 0 and 1, the vocabularies differ, or a model is not closed."""
     expect(0 < weight < 1, "a weight between 0 and 1", weight, "else use one of the models alone")
-    if first.symbols != second.symbols:
-        raise ValueError("expected two models with the same words for the same ids, got others; see in_one_vocabulary")
-    if first.fingerprint and second.fingerprint and first.fingerprint != second.fingerprint:
-        raise ValueError(
-            f"expected two models of one tokenizer, got the fingerprints {first.fingerprint} and {second.fingerprint}; "
-            "estimate both with the same"
-        )
-    tables = (first, second)
+    same_words = first.symbols == second.symbols
+    expect(same_words, "two models with the same words for the same ids", "others", "see in_one_vocabulary")
+    tables, fingerprints = (first, second), {first.fingerprint, second.fingerprint} - {None}
+    got = f"the fingerprints {first.fingerprint} and {second.fingerprint}"
+    expect(len(fingerprints) < 2, "two models of one tokenizer", got, "estimate both with the same")
     ngrams, trie, union_rows = _union(tables)
     scores = [_log_probs_of(table, trie, rows) for table, rows in zip(tables, union_rows, strict=True)]
     shares = np.log([weight, 1 - weight])
@@ -46,9 +43,8 @@ def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable
 
     Models of token ids are returned unchanged; ValueError where only one model is of words.
     """
-    if (first.symbols is None) != (second.symbols is None):
-        wanted = "two models of words or two of token ids"
-        raise ValueError(f"expected {wanted}, got one of each; estimate both over one vocabulary")
+    alike, wanted = (first.symbols is None) == (second.symbols is None), "two models of words or two of token ids"
+    expect(alike, wanted, "one of each", "estimate both over one vocabulary")
     if first.symbols is None or second.symbols is None or first.symbols == second.symbols:
         return first, second
     symbols = list(dict.fromkeys(first.symbols + second.symbols))

@@ -9,6 +9,7 @@ import numpy as np
 
 from fst.model import NgramModel
 from fst.table import BOS, EOS, UNK, NgramTable
+from latticebpd.checks import expect
 from lm_training.ngram.trie import NgramTrie, take
 
 
@@ -36,8 +37,7 @@ def perplexity(model: NgramModel, tokens: np.ndarray) -> Perplexity:
     Ids without a unigram are scored as ``<unk>`` if the model has it, and are out of vocabulary if not.
     """
     tokens = np.asarray(tokens)
-    if tokens.ndim != 1:
-        raise ValueError(f"expected a flat array of token ids, got shape {tokens.shape}")
+    expect(tokens.ndim == 1, "a flat array of token ids", f"shape {tokens.shape}")
     predicted = tokens != BOS
     known = predicted & _in_vocabulary(model, tokens)
     log_prob, num_tokens = _log_prob(model, tokens, known), int(known.sum())

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fst.table import UNK
+from latticebpd.checks import extra_module
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.counts import (
     CODE_OF_ZERO,
@@ -49,16 +50,13 @@ class SparkCounter:
 
     def __init__(self, folder: Path, master: str, memory: int, threads: int) -> None:
         """Start a session with its files in ``folder``; ValueError where pyspark, pyarrow or Java is missing."""
-        try:
-            import pyarrow  # noqa: F401
-            from pyspark.errors import PySparkException
-            from pyspark.sql import SparkSession
-        except ImportError as error:
-            remedy = "pip install 'latticebpd[spark]'"
-            raise ValueError(f"expected the packages of the extra spark, lacking {error.name}: {remedy}") from None
+        extra_module("pyarrow", "spark", "counts by Spark")
+        session = extra_module("pyspark.sql", "spark", "counts by Spark").SparkSession
+        from pyspark.errors import PySparkException
+
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        builder = SparkSession.builder.master(master).appName("latticebpd")
+        builder = session.builder.master(master).appName("latticebpd")
         for name, value in {
             "spark.driver.memory": f"{memory >> 20}m",
             "spark.local.dir": str((folder / "spill").resolve()),

@@ -108,10 +108,8 @@ class NgramTrie:
                 trie.append(trie.keys_of(rows[:, -1], prefixes), prefixes, suffixes)
             unsorted = np.flatnonzero(np.diff(trie.keys[-1]) <= 0)
             if len(unsorted):
-                raise ValueError(
-                    f"expected unique n-grams in lexicographic order, got row {unsorted[0] + 1} of order {order} "
-                    "after a greater or equal one; sort the rows"
-                )
+                got = f"row {unsorted[0] + 1} of order {order} after a greater or equal one; sort the rows"
+                raise ValueError(f"expected unique n-grams in lexicographic order, got {got}")
         return trie
 
     def keys_of(self, tokens: np.ndarray, prefixes: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fst.files import replacing, replacing_files, require_writable, write_text
 from latticebpd import console
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import write_json
 from latticebpd.lattices.texts import Texts
 from lm_training.training.sharding import full_copy, full_state, gathered_root, like, shard
@@ -320,9 +321,8 @@ class Trainer:
             if stored.get(name) != value:
                 message = f"{self.directory}: holds a run with {name} {stored.get(name)}, asked for is {value}"
                 raise ValueError(f"{message}; choose another directory, or go on with the same")
-        if int(record["step"]) > self.options.steps:
-            wanted = f"at least {record['step']} steps, which the run there has made"
-            raise ValueError(f"{self.directory}: expected {wanted}, got {self.options.steps}")
+        wanted, steps = f"at least {record['step']} steps, which the run there has made", self.options.steps
+        expect(int(record["step"]) <= steps, wanted, steps, of=self.directory)
 
     def _trim_log(self) -> None:
         log = self.directory / LOG

@@ -12,6 +12,7 @@ import operator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from latticebpd.checks import expect
 from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition, Selection
 
 PRECISIONS = ("float32", "bfloat16")
@@ -60,11 +61,10 @@ class LoopOptions:
             if value is None:
                 continue
             for name, sign, holds in comparisons:
-                if name in bounds and not holds(value, bounds[name]):
-                    raise ValueError(f"expected {each.name} {sign} {bounds[name]}, got {value}")
-            choices = bounds.get("choices")
-            if choices and value not in choices:
-                raise ValueError(f"expected --{each.name.replace('_', '-')} {', '.join(choices)}, got {value!r}")
+                if name in bounds:
+                    expect(holds(value, bounds[name]), f"{each.name} {sign} {bounds[name]}", value)
+            choices = bounds.get("choices", (value,))
+            expect(value in choices, f"--{each.name.replace('_', '-')} {', '.join(map(str, choices))}", repr(value))
 
     def rate_factor(self, step: int) -> float:
         """Factor in [0, 1] of every learning rate: linear warm-up, then half a cosine wave down to zero."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import fst
-from fst import arpa
+from fst import files
 from tests.helpers.backoff_reference import golden_file
 from tests.helpers.ngram_models import Ngrams, ngrams
 from tests.helpers.ngram_models import arpa as arpa_text
@@ -332,7 +332,7 @@ def test_pieces_of_any_size_read_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     want = entries(model_of(BIGRAMS, tmp_path).to_table())
     progress = []
     for size in (1, 2, 7, 64):
-        monkeypatch.setattr(arpa, "PIECE", size)
+        monkeypatch.setattr(files, "PIECE", size)
         model = model_of(BIGRAMS, tmp_path, progress=lambda done, total: progress.append((done, total)))
         assert entries(model.to_table()) == want
     assert progress[-1] == (len(BIGRAMS), len(BIGRAMS))

@@ -33,6 +33,6 @@ def test_quota_of_a_control_group(tmp_path: Path, files: dict[str, str], quota: 
 
 @pytest.mark.parametrize(("quota", "most"), [(None, 10**6), (0.5, 1), (1.0, 1), (1.5, 2), (10**6, 10**6)])
 def test_the_smaller_of_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, most: int) -> None:
-    monkeypatch.setattr(processors, "_own_quota", lambda: quota)
+    monkeypatch.setattr(processors, "processor_quota", lambda: quota)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     assert processors.available_processors() == min(allowed, most)

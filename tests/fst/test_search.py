@@ -572,8 +572,6 @@ def test_model_refuses_impossible_arguments() -> None:
         _core.Model(states.tobytes()[:-1], arcs, 0, 0)
     with pytest.raises(ValueError, match="contiguous"):
         _core.Model(states[::-1], arcs, 0, 0)
-    with pytest.raises(ValueError, match="NaN"):
-        _core.Model(states, arcs, 0, 0, 0, math.nan)
 
 
 def test_a_daemon_thread_at_work_does_not_disturb_the_end_of_the_program() -> None:

@@ -74,32 +74,26 @@ class Smoothing(ABC):
         total = probs.sum() + each * unseen
         return probs / total, each / total
 
-    def backoff_weights(
-        self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """α of each context and the explicit probabilities; see the function."""
-        return backoff_weights(explicit, lower, starts)
+    @staticmethod
+    def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``[contexts]`` α and the explicit probabilities, rescaled where no α makes the context sum to 1.
 
+        If h' gives all its mass to the words seen after h (the denominator is 0), the explicit probabilities are scaled
+        to sum to 1; α, which multiplies 0, is 1.  If they leave nothing to other words of h' (as in rounded models),
+        they are scaled to leave ``NO_MASS``, so that α is positive.
 
-def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[contexts]`` α and the explicit probabilities, rescaled where no α makes the context sum to 1.
-
-    If h' gives all its mass to the words seen after h (the denominator is 0), the explicit probabilities are scaled to
-    sum to 1; α, which multiplies 0, is 1.  If they leave nothing to other words of h' (as in rounded models), they are
-    scaled to leave ``NO_MASS``, so that α is positive.
-
-    Args:
-        explicit: ``[n]`` p̂(w | h), context after context.
-        lower: ``[n]`` p(w | h') of the same words.
-        starts: ``[contexts]`` index of the first n-gram of each context.
-    """
-    if not len(starts):
-        return np.zeros(0), explicit
-    sums = np.add.reduceat(explicit, starts)
-    unseen = 1 - np.add.reduceat(lower, starts)
-    complete = unseen <= NO_MASS
-    greedy = ~complete & (sums > 1 - NO_MASS)
-    targets = np.where(complete, 1.0, np.where(greedy, 1 - NO_MASS, sums))
-    if (complete | greedy).any():
-        explicit = explicit * np.repeat(targets / sums, np.diff(starts, append=len(explicit)))
-    return np.divide(1 - targets, unseen, out=np.ones(len(sums)), where=~complete), explicit
+        Args:
+            explicit: ``[n]`` p̂(w | h), context after context.
+            lower: ``[n]`` p(w | h') of the same words.
+            starts: ``[contexts]`` index of the first n-gram of each context.
+        """
+        if not len(starts):
+            return np.zeros(0), explicit
+        sums = np.add.reduceat(explicit, starts)
+        unseen = 1 - np.add.reduceat(lower, starts)
+        complete = unseen <= NO_MASS
+        greedy = ~complete & (sums > 1 - NO_MASS)
+        targets = np.where(complete, 1.0, np.where(greedy, 1 - NO_MASS, sums))
+        if (complete | greedy).any():
+            explicit = explicit * np.repeat(targets / sums, np.diff(starts, append=len(explicit)))
+        return np.divide(1 - targets, unseen, out=np.ones(len(sums)), where=~complete), explicit

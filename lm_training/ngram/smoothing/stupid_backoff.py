@@ -19,7 +19,6 @@ class StupidBackoff(Smoothing):
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
         return lambda seen: seen.counts / seen.spread(seen.totals)
 
-    def backoff_weights(
-        self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    @staticmethod
+    def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(starts), WEIGHT), explicit

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
-from lm_training.data.encoding import Encoding, encode_files, load_encoded, write_encoded
+from lm_training.data.encoding import Encoding, encode_files, encoded_directory, write_encoded
 from lm_training.data.pairs import encode_pairs, read_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
@@ -120,7 +120,7 @@ def test_shards_are_the_same_to_the_byte_whatever_the_number_of_workers(tmp_path
     write_encoded(
         encode_files([path], bpe, Encoding(end_of_text_id(bpe), SQUAD), bad=BadRecords(False)), tmp_path / "whole.npz"
     )
-    np.testing.assert_array_equal(load_texts(tmp_path / "whole.npz", 0).tokens, load_encoded(tmp_path / "2").tokens)
+    np.testing.assert_array_equal(load_texts(tmp_path / "whole.npz", 0).tokens, load_texts(tmp_path / "2", 0).tokens)
 
 
 def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(
@@ -250,7 +250,7 @@ def test_command_encodes_prompts_of_the_users_own(tmp_path: Path, bpe: Tokenizer
     )
     assert run(*start, tmp_path / "prompts", "--task", "squad", "--prompts-only", "--shard-records", 4)[0] == 0
     assert [prompt for prompt, _ in texts_of(tmp_path / "prompts", bpe)] == [prompt for prompt, _ in EXPECTED]
-    assert load_encoded(tmp_path / "prompts").num_labels == 0
+    assert load_texts(tmp_path / "prompts", 0).num_labels == 0
     for more, message in (
         (["x.npz", "--task", "quad"], "expected --task squad, cnn"),
         (["x.npz", "--task", "squad", *own], "either --task or --prompt-template, got both"),
@@ -276,7 +276,7 @@ def test_directory_of_something_else_is_not_overwritten_and_one_of_ours_is_made_
     assert len(list(out.iterdir())) == 3
     (out / "encoded.json").unlink()
     with pytest.raises(ValueError, match="expected settings as `latticebpd train encode` writes them"):
-        load_encoded(out)
+        encoded_directory(out).files()
     (out / "mine.txt").touch()
     with pytest.raises(ValueError, match=r"found mine\.txt; choose another"):
         write_encoded(encode_files([path], bpe, Encoding(0, SQUAD)), out)

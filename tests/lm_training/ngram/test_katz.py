@@ -18,11 +18,12 @@ from lm_training.ngram.counts import TokenStream, count_ngrams
 from lm_training.ngram.pruning import require_probabilities
 from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, StupidBackoff, WittenBell
 from lm_training.ngram.smoothing.absolute import absolute_discount
-from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing, backoff_weights
+from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
 from tests.helpers.sentence_models import estimate, estimate_sentences
 
+backoff_weights = Smoothing.backoff_weights
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
 smoothings = st.sampled_from(
     [*(smoothing for smoothing in SMOOTHINGS.values() if smoothing.normalised), Katz(cutoff=0), Katz(cutoff=2)]
