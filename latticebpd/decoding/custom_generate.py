@@ -27,11 +27,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
 from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
-from latticebpd.decoding.generation_config import GenerationSettings, eos_ids, refuse
+from latticebpd.decoding.generation_config import GenerationSettings, refuse
 from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, decode
 from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.lattices.values import token_ids
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
@@ -138,7 +139,8 @@ class PreparedSettings(GenerationSettings):
             refuse(config)
         finally:
             config.num_return_sequences = rows
-        self.device, self.config, self.eos_ids = BaseModel.of(model).device, config, eos_ids(config)
+        self.device, self.config = BaseModel.of(model).device, config
+        self.eos_ids = token_ids("eos_token_id", config.eos_token_id)
 
     def processors(
         self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]
