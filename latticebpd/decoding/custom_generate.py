@@ -44,7 +44,7 @@ since the harness cuts texts there."""
 _UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
 
-def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
+class CustomGenerate:
     """A value for ``model.generate(custom_generate=...)`` of ``transformers``; of a ``BlockwiseLM``, for its ``base``.
 
     Under ``Exact`` the text is the one that ``generate()`` writes without this argument. Under ``do_sample=True`` it is
@@ -59,18 +59,12 @@ def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trac
         >>> decoding = custom_generate(PromptNgramDrafter())                       # doctest: +SKIP
         >>> model.generate(**inputs, max_new_tokens=64, custom_generate=decoding)  # doctest: +SKIP
         >>> decoding.last.block_efficiency                                         # doctest: +SKIP
-    """
-    check_drafter(drafter)
-    return CustomGenerate(drafter, acceptance, trace)
-
-
-class CustomGenerate:
-    """A callable that replaces ``generate()``'s own loop.
 
     last: result and costs of the last call; None before the first.
     """
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance | None, trace: bool) -> None:
+    def __init__(self, drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> None:
+        check_drafter(drafter)
         self.drafter, self.acceptance, self.trace = drafter, acceptance, trace
         self.last: Generated | None = None
 
@@ -126,6 +120,10 @@ class CustomGenerate:
             return sequences
         output = GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput
         return output(sequences=sequences)
+
+
+custom_generate = CustomGenerate
+"""The name by which it is made."""
 
 
 class PreparedSettings(GenerationSettings):
