@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
@@ -48,7 +49,7 @@ class HeadLattices(HeadSource):
     @torch.inference_mode()
     def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
         logits = self.model.head_logits(torch.stack([as_tensor(each) for each in hidden]), slots)
-        return lattices_from_logits(logits, self.k, self.model.shortlist)
+        return lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
 
     @property
     def _num_heads(self) -> int:
@@ -56,7 +57,8 @@ class HeadLattices(HeadSource):
 
     @property
     def num_tokens(self) -> int:
-        return self.vocab_size if self.model.shortlist is None else len(self.model.shortlist)
+        shortlist: Tensor | None = getattr(self.model, "shortlist", None)
+        return self.vocab_size if shortlist is None else len(shortlist)
 
     @property
     def weights(self) -> str:
@@ -72,5 +74,5 @@ class HeadLattices(HeadSource):
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
             logits = self.model.head_logits(hidden[begin : begin + step], self.slots)
-            drawn = lattices_from_logits(logits, self.k, self.model.shortlist)
+            drawn = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
             yield drawn, torch.cat([own[begin : begin + step], entropy(logits)], dim=1)
