@@ -40,6 +40,7 @@ from latticebpd.scoring.weights import Tuning
 from latticebpd.target.gguf_file import GgufFile
 from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.target.gguf_weights import dequantized
+from tests.helpers.lattices import num_paths, top_arcs
 from tests.helpers.trigrams import good_model
 
 SECONDS = 10
@@ -351,14 +352,14 @@ def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.nd
         paths, scores = fst.nbest_paths(
             lattice.tokens, lattice.log_probs, lm, p=3, context=context, transitions=lattice.transitions
         )
-        assert len(paths) == min(3, lattice.num_paths)
+        assert len(paths) == min(3, num_paths(lattice))
         assert np.isfinite(scores).all()
         fst.best_first_tree(
             lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context, transitions=lattice.transitions
         )
         fst.arc_posteriors(lattice.tokens, lattice.log_probs, lm, context=context, transitions=lattice.transitions)
     assert (oracle_path(lattice, continuation) >= 0).all()
-    lattice.top_arcs(2).to_fst()
+    top_arcs(lattice, 2).to_fst()
 
 
 def use_object(path: Path) -> None:

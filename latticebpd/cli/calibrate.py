@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from fst.files import require_writable
+from latticebpd.checks import expect
 from latticebpd.cli.tables import print_table
 from latticebpd.console import err, print_json, progress, writable_file
 
@@ -48,8 +49,7 @@ def calibrate(
     path = calibration_path(lm)
     if write:
         require_writable(path, "file", "folder")
-    if lm.is_dir():
-        raise ValueError(f"{lm}: expected an n-gram model, got a neural rescorer, which calibrated trees cannot ask")
+    expect(not lm.is_dir(), "an n-gram model", "a neural rescorer, which calibrated trees cannot ask", of=lm)
     model = NgramModel.load(lm)
     with progress() as bar:
         task = bar.add_task("positions", total=num_lattices(files))

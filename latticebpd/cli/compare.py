@@ -93,27 +93,25 @@ def compare(
     expect(not weights or (part.count <= 1 and tally is None), wanted, "both", "counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
-    def checked() -> Any:
+    def checked(positions: bool = False) -> Any:
         lattices = blocks(files) if prompt_context else without_prompts(blocks(files))
         for block in exclude_examples(lattices, tunings):
             for name, each in models.items():
                 check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
-            yield replace(block, sequence=None) if sweeping and by == POSITION else block
+            yield replace(block, sequence=None) if positions else block
 
-    sweeping = False
     with progress() as bar:
         rescored = [name for name in system if SystemName.parse(name).chosen(models) != NO_MODEL] if weights else []
         task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
         read = with_progress(checked(), lambda done: bar.advance(task, done))
         comparison = compared(read, system, models or None, alpha, seed, by=by, shard=part)
-        sweeping, sweeps = True, []
+        sweeps = []
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
             parsed = SystemName.parse(name)
             own = models[parsed.chosen(models)]
-            sweeps.append(
-                sweep_alpha(with_progress(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights)
-            )
+            read = with_progress(checked(by == POSITION), lambda done: bar.advance(task, done))
+            sweeps.append(sweep_alpha(read, str(parsed), own, weights))
     if not prompt_context:
         comparison = replace(comparison, signature=replace(comparison.signature, context="answer"))
     decoded: list[dict[str, Any]] = []

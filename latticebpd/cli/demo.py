@@ -111,7 +111,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
             [
                 PausedDecode(
                     name,
-                    lambda streamer, name=name: show(loaded, prompt, settings, streamer, name)[1],  # type: ignore[misc]
+                    lambda streamer, name=name: show(loaded, prompt, settings, streamer, name),  # type: ignore[misc]
                     tokenizer.decode,
                     before,
                 )
@@ -120,7 +120,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
         )
     else:
         names = [drafted]
-        results = [show(loaded, prompt, settings, BlockWriter(out, tokenizer.decode, before))[1]]
+        results = [show(loaded, prompt, settings, BlockWriter(out, tokenizer.decode, before), drafted)]
     costs = [
         f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in zip(names, results, strict=True)
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.checks import extra_module
+from latticebpd.checks import expect, extra_module
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.tables import print_table
@@ -146,8 +146,7 @@ def _earlier(previous: Path | None, initial: InitialName, texts: int) -> list[st
     if previous is None:
         return []
     lines = previous.read_text(encoding="utf-8").splitlines()[:texts]
-    if len(lines) != texts:
-        raise ValueError(f"{previous}: expected {texts} earlier outputs, one a line, got {len(lines)}")
+    expect(len(lines) == texts, f"{texts} earlier outputs, one a line", len(lines), of=previous)
     return lines
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,16 +95,16 @@ def excluded(path: Path | None) -> list[Tuning]:
 def _decode(
     files: list[Path], loaded: Loaded, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool
 ) -> list[dict[str, Any]]:
-    from itertools import islice
-
+    from latticebpd.drafters.lattice_drafter import HindsightDrafter
     from latticebpd.lattices.shards import text_ends
     from latticebpd.measuring.examples import remaining_texts
-    from latticebpd.measuring.model_decodes import decode, oracle_drafters
+    from latticebpd.measuring.model_decodes import decode
 
     texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        drafters, ends = oracle_drafters(loaded.lattice_source, ks), text_ends(files[0])
+        drafters = {f"k={k}": partial(HindsightDrafter, loaded.lattice_source(k)) for k in ks}  # k = 1 is vanilla
+        ends = text_ends(files[0])
         decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
         tables.warn_differing(int(decoded.differing.max()))

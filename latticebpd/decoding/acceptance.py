@@ -261,9 +261,8 @@ class SpeculativeSampling(Sampling):
         """One token of ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's ``arcs``."""
         import torch
 
-        if not np.isin(tokens, arcs).all():
-            advice = "take Sampling for drafts that are not drawn"
-            raise ValueError(f"expected drafts drawn from their lattice's slots, got others; {advice}")
+        drawn, remedy = np.isin(tokens, arcs).all(), "take Sampling for drafts that are not drawn"
+        expect(drawn, "drafts drawn from their lattice's slots", "others", remedy)
         q = torch.zeros_like(p)
         q[torch.from_numpy(arcs).long().to(p.device)] = torch.from_numpy(log_probs).to(p).softmax(dim=0)
         for token in tokens.tolist():

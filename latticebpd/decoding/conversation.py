@@ -11,7 +11,7 @@ from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.target.chat import ASSISTANT, USER, ChatTemplate
+from latticebpd.target.chat import ChatTemplate
 
 
 class Chat:
@@ -56,9 +56,7 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation as chat templates and data sets have it, from the system prompt on, if one was given."""
-        speakers = (USER, ASSISTANT)
-        opening = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        return opening + [{"role": speakers[i % 2], "content": turn} for i, turn in enumerate(self.turns)]
+        return self.prompts.opening + self.prompts.messages(self.turns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON object, one line: the model's name and the messages. Data sets of conversations are such

@@ -27,11 +27,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
 from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
-from latticebpd.decoding.generation_config import GenerationSettings, eos_ids, refuse
+from latticebpd.decoding.generation_config import GenerationSettings, refuse
 from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, decode
 from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.lattices.values import token_ids
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
@@ -43,7 +44,7 @@ since the harness cuts texts there."""
 _UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
 
-def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
+class CustomGenerate:
     """A value for ``model.generate(custom_generate=...)`` of ``transformers``; of a ``BlockwiseLM``, for its ``base``.
 
     Under ``Exact`` the text is the one that ``generate()`` writes without this argument. Under ``do_sample=True`` it is
@@ -58,18 +59,12 @@ def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trac
         >>> decoding = custom_generate(PromptNgramDrafter())                       # doctest: +SKIP
         >>> model.generate(**inputs, max_new_tokens=64, custom_generate=decoding)  # doctest: +SKIP
         >>> decoding.last.block_efficiency                                         # doctest: +SKIP
-    """
-    check_drafter(drafter)
-    return CustomGenerate(drafter, acceptance, trace)
-
-
-class CustomGenerate:
-    """A callable that replaces ``generate()``'s own loop.
 
     last: result and costs of the last call; None before the first.
     """
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance | None, trace: bool) -> None:
+    def __init__(self, drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> None:
+        check_drafter(drafter)
         self.drafter, self.acceptance, self.trace = drafter, acceptance, trace
         self.last: Generated | None = None
 
@@ -127,6 +122,10 @@ class CustomGenerate:
         return output(sequences=sequences)
 
 
+custom_generate = CustomGenerate
+"""The name by which it is made."""
+
+
 class PreparedSettings(GenerationSettings):
     """A generation config from which ``generate()`` has already built processors, warpers and criteria; ValueError for
     a field that cannot be honoured."""
@@ -138,7 +137,8 @@ class PreparedSettings(GenerationSettings):
             refuse(config)
         finally:
             config.num_return_sequences = rows
-        self.device, self.config, self.eos_ids = BaseModel.of(model).device, config, eos_ids(config)
+        self.device, self.config = BaseModel.of(model).device, config
+        self.eos_ids = token_ids("eos_token_id", config.eos_token_id)
 
     def processors(
         self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]

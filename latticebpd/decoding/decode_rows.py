@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from latticebpd.checks import expect
 from latticebpd.lattices.values import array_for, as_numpy, as_tensor
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def _check_ids(input_ids: Ids, vocab_size: int) -> np.ndarray:
 
 def unpadded(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     """Each row's tokens under the mask, both ``[rows, n]``; ValueError for another shape or a row without tokens."""
-    if mask.shape != ids.shape:
-        raise ValueError(f"expected an attention_mask of the prompts' shape {ids.shape}, got {mask.shape}")
+    expect(mask.shape == ids.shape, f"an attention_mask of the prompts' shape {ids.shape}", mask.shape)
     rows = [line[read].tolist() for line, read in zip(ids, mask, strict=True)]
     if not all(rows):
         empty = f"none in row {rows.index([])}; is the attention mask all zero?"
@@ -178,9 +178,8 @@ def begin_texts(
     lengths, positions = list(map(len, prompts.tokens)), base.max_positions
     limits = [length + max(columns - width, 1) for length in lengths]
     if positions is not None:  # no bound with relative positions, as T5's
-        if max(lengths) >= positions:
-            most = f"prompts of fewer than {positions} tokens (the model's positions)"
-            raise ValueError(f"expected {most}, got {max(lengths)}; cut it")
+        most = f"prompts of fewer than {positions} tokens (the model's positions)"
+        expect(max(lengths) < positions, most, max(lengths), "cut it")
         limits = [min(limit, positions) for limit in limits]
     base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
     rows = [

@@ -94,7 +94,7 @@ class GenerationSettings:
         check_new_tokens(arguments.get("max_new_tokens"))
         self.config: Any = self._host._prepare_generation_config(None, **_without_none(arguments))[0]
         self.config.do_sample = False
-        self.eos_ids = eos_ids(self.config)
+        self.eos_ids = token_ids("eos_token_id", self.config.eos_token_id)
         self.config._eos_token_tensor = torch.tensor(self.eos_ids, device=self.device) if self.eos_ids else None
         if not self.eos_ids:
             self.config.exponential_decay_length_penalty = None  # no end-of-text token to boost
@@ -128,9 +128,8 @@ class GenerationSettings:
         own: int | None = self._host.generation_config.max_length
         if own is None or own == _empty().max_length:
             return width + DEFAULT_NEW_TOKENS
-        if own <= width:
-            got = f"{width}; pass max_new_tokens"
-            raise ValueError(f"expected prompts below the generation config's max_length of {own} columns, got {got}")
+        wanted = f"prompts below the generation config's max_length of {own} columns"
+        expect(own > width, wanted, width, "pass max_new_tokens")
         return own
 
     def row_processors(
@@ -200,11 +199,6 @@ class GenerationSettings:
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
         return self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
-
-
-def eos_ids(config: GenerationConfig) -> list[int]:
-    """The tokens that end a text."""
-    return token_ids("eos_token_id", config.eos_token_id)
 
 
 def refuse(config: GenerationConfig) -> None:

@@ -118,11 +118,9 @@ def check_lossless(
     for start in range(0, len(ids), batch_size):
         rows = range(start, min(start + batch_size, len(ids)))
         read = [prompts[row] + texts[row] for row in rows]
-        width = max(map(len, read))
-        tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
         encoded = session.prompts.encoded
         source = None if encoded is None else encoded.select(torch.tensor(rows, device=base.device))
-        verified = Forward(base, source).nodes({**base.text(tokens), "use_cache": False})
+        verified = Forward(base, source).nodes({**base.padded_text(read), "use_cache": False})
         for i, row in enumerate(rows):
             first, text, rules = len(prompts[row]) - 1, texts[row], session.texts[row]
             logits = verified.logits_of([i] * len(text), range(first, first + len(text))).float()

@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from latticebpd.checks import expect
+
 REMEMBERING = frozenset({
     "UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor",
     "DiaClassifierFreeGuidanceLogitsProcessor", "AlternatingCodebooksLogitsProcessor",
@@ -38,12 +40,10 @@ COUNTING: dict[type[LogitsProcessor], str] = {
 def check_processors(processors: Iterable[LogitsProcessor], rows: int) -> None:
     """ValueError for a caller's processor that cannot be applied node by node to so many rows."""
     for name in [type(processor).__name__ for processor in processors]:
-        if name in REMEMBERING:
-            expected = "logits processors that depend on a text and its scores alone"
-            raise ValueError(f"expected {expected}, got {name}; use generate() for it")
-        if name in BY_ROW and rows > 1:
-            expected = f"one prompt with {name}, which tells rows apart by index"
-            raise ValueError(f"expected {expected}, got {rows}; decode one by one")
+        wanted = "logits processors that depend on a text and its scores alone"
+        expect(name not in REMEMBERING, wanted, name, "use generate() for it")
+        wanted = f"one prompt with {name}, which tells rows apart by index"
+        expect(name not in BY_ROW or rows <= 1, wanted, rows, "decode one by one")
 
 
 def without_padding(processors: Iterable[Any], row: int, padding: int) -> LogitsProcessorList:

@@ -17,6 +17,7 @@ import numpy as np
 from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_texts, prepare
 from latticebpd.decoding.greedy_settings import GreedySettings
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.texts import padded
 from latticebpd.target.engine_target import EngineTarget
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.verifier import Verified, Verifier
@@ -119,10 +120,8 @@ class Session:
     @property
     def sequences(self) -> np.ndarray:
         """``[rows, length]`` int64: the prompts as they were given, then each row's new tokens, padded on the right."""
-        new, fill = [text.new_tokens for text in self.texts], self.settings.fill_id
-        width = max(map(len, new))
-        padded = np.array([tokens + [fill] * (width - len(tokens)) for tokens in new], np.int64)
-        return np.hstack([self.prompts.prefix, padded])
+        new, _ = padded([text.new_tokens for text in self.texts], self.settings.fill_id)
+        return np.hstack([self.prompts.prefix, new])
 
 
 def _prepared(model: Any, fields: dict[str, Any]) -> tuple[Any, GenerationSettings | GreedySettings]:

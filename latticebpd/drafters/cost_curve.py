@@ -65,16 +65,13 @@ class CostCurve:
         at_rows = np.array([np.interp(rows, deep, each) for each in by_rows.T])
         return at_rows * max(rows / deep[-1], 1)
 
-    def with_nodes(self, rows: int, nodes: np.ndarray) -> np.ndarray:
-        """``[n]`` seconds of passes over ``rows`` texts and ``nodes [n]`` draft tokens: of all rows together where they
-        are packed, else of each."""
-        return self.of(1, rows + nodes) if self.packed else self.of(rows, 1 + nodes)
-
     def up_to(self, rows: int, nodes: int) -> np.ndarray:
-        """``[nodes + 1]`` the same for 0, 1, ... ``nodes`` draft tokens; remembered, since every call asks for it."""
+        """``[nodes + 1]`` seconds of passes over ``rows`` texts and 0, 1, ... ``nodes`` draft tokens: of all rows
+        together where they are packed, else of each. They are remembered, since every call asks for them."""
         known = self._known.get(rows)
         if known is None or len(known) <= nodes:
-            known = self._known[rows] = self.with_nodes(rows, np.arange(max(nodes, REMEMBERED) + 1))
+            drafted = np.arange(max(nodes, REMEMBERED) + 1)
+            known = self._known[rows] = self.of(1, rows + drafted) if self.packed else self.of(rows, 1 + drafted)
         return known[: nodes + 1]
 
     @cached_property

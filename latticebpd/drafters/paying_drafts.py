@@ -26,16 +26,14 @@ class DraftingBudget:
     """
 
     SHARE = 0.01
-    FIRST, MOST = 1.0, 1.0
-    """The initial budget, and the most that can be saved up, in calls without drafts."""
 
     def __init__(self) -> None:
         self._left: float | None = None
 
     def allows(self, seconds: float) -> bool:
         """Whether to draft at this call, which takes so many seconds without drafts."""
-        before = self.FIRST * seconds if self._left is None else self._left
-        self._left = min(before + self.SHARE * seconds, self.MOST * seconds)
+        before = seconds if self._left is None else self._left
+        self._left = min(before + self.SHARE * seconds, seconds)  # no more than a call is saved up
         return self._left > 0
 
     def credit(self, saved: float) -> None:

@@ -11,7 +11,6 @@ from latticebpd.drafters.heads import head_family
 from latticebpd.drafters.masks import mask_family
 
 FAMILIES: tuple[Family, ...] = (head_family, block_family, mask_family, assistant_family)
-DEFAULT_OPTIONS = LoadOptions()
 
 
 def family_of(path: Path) -> Family | None:
@@ -19,7 +18,7 @@ def family_of(path: Path) -> Family | None:
     return next((family for family in FAMILIES if family.recognises(path)), None)
 
 
-def load_source(path: Path, target: Target, options: LoadOptions = DEFAULT_OPTIONS) -> FamilySource:
+def load_source(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
     drafter cannot be read or does not fit."""
     family = family_of(path)

@@ -101,10 +101,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
         return BeamTree(system.size)
     models: Mapping[str, LanguageModel] = lm if isinstance(lm, Mapping) else {"": lm}
     wanted = system.chosen(models)
-    if wanted != NO_MODEL and wanted not in models:
-        raise ValueError(
-            f"{name}: expected a language model among {', '.join([NO_MODEL, *filter(None, models)])}, got {wanted!r}"
-        )
+    known = ", ".join([NO_MODEL, *filter(None, models)])
+    expect(wanted == NO_MODEL or wanted in models, f"a language model among {known}", repr(wanted), of=name)
     if system.kind == CALIBRATED:
         if alpha is not None:
             wanted = f"{name} without a weight of the language model, which the calibration gives"
@@ -143,9 +141,8 @@ def drafter_named(
     or costs for trees that do not tell probabilities.
     """
     if costs is not None:
-        if not tells_probabilities(name):
-            forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"
-            raise ValueError(f"expected {forms} with costs, since these trees can be cut, got {name!r}")
+        forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"
+        expect(tells_probabilities(name), f"{forms} with costs, since these trees can be cut", repr(name))
         from latticebpd.drafters.paying_drafts import PayingDrafter
 
         return PayingDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import Ids
 from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
@@ -101,8 +102,7 @@ def dependencies(
     ids = torch.as_tensor(input_ids)
     options = {"max_new_tokens": 256, **options, "attention_mask": torch.ones_like(ids), "stop_strings": []}
     session = Session.begin(model, ids, **options)
-    if len(session.texts) != 1:
-        raise ValueError(f"expected a single prompt, got {len(session.texts)}; measure one text after the other")
+    expect(len(session.texts) == 1, "a single prompt", len(session.texts), "measure one text after the other")
     # From each position's last change backwards, as far as wrong values lead
     changes: dict[_Change, Change] = {}
     last = [(int(number), position) for position, number in enumerate(trajectory.right_since)]
@@ -152,11 +152,9 @@ def _measure(session: Session, trajectory: Trajectory, pending: list[_Change]) -
         if number > 1 and not np.isnan(trajectory.probabilities[number - 2, position]):
             before, after = trajectory.values[number - 2 : number, :position]
             causes[number, position] = set(np.flatnonzero(before != after).tolist())
-    if not all(suffices for suffices, _ in test(list(causes.items()))):
-        raise ValueError(
-            "expected the trajectory of a decode of this prompt by this model, got another's; "
-            "in half precision near ties round differently: decode in float32"
-        )
+    remedy = "in half precision near ties round differently: decode in float32"
+    same = all(suffices for suffices, _ in test(list(causes.items())))
+    expect(same, "the trajectory of a decode of this prompt by this model", "another's", remedy)
     undone: dict[_Change, dict[int, float]] = {change: {} for change in causes}
     open_changes = list(causes)
     while open_changes:

@@ -136,12 +136,6 @@ class Trajectory:
         """``[passes]``, how many positions each pass made right for good."""
         return np.bincount(self.right_since, minlength=self.passes + 1)[1:]
 
-    @property
-    def initial(self) -> list[int]:
-        """``[m]``, each position's value before its first pass."""
-        begun = self.values != UNKNOWN
-        return self.values[begun.argmax(axis=0), np.arange(len(self.tokens))].tolist()
-
 
 def trajectory(solution: Solution, row: int = 0) -> Trajectory:
     """A row's trajectory; ValueError if the decode kept no trace."""

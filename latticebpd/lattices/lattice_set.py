@@ -108,8 +108,7 @@ class LatticeSet(ArrayValues):
         """All lattices of several sets of one shape, in order; descriptions are the first set's."""
         names = parts[0]._arrays() if parts else ()
         shapes = {tuple(array.shape[1:] for name, array in part._arrays().items() if name in names) for part in parts}
-        if len(shapes) != 1:
-            raise ValueError(f"expected at least one set of lattices, all of one shape, got {len(shapes)} shapes")
+        expect(len(shapes) == 1, "at least one set of lattices, all of one shape", f"{len(shapes)} shapes")
         arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return replace(parts[0], **arrays)
 

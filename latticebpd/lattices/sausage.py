@@ -11,7 +11,6 @@ has ``h - 1`` slots: those of heads 2..h.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +20,7 @@ import numpy as np
 import fst
 from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
+from latticebpd.checks import expect
 from latticebpd.lattices.values import ArrayValues, as_numpy, read_only
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ class SausageLattice(ArrayValues):
         if tokens.ndim != 2 or tokens.shape != log_probs.shape:
             shapes = f"{tokens.shape} and {log_probs.shape}"
             raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {shapes}")
-        if tokens.dtype.kind not in "iu":
-            raise ValueError(f"expected integer tokens, got {tokens.dtype}")
-        if log_probs.dtype.kind not in "fiu":
-            raise ValueError(f"expected real log_probs, got {log_probs.dtype}")
+        expect(tokens.dtype.kind in "iu", "integer tokens", tokens.dtype)
+        expect(log_probs.dtype.kind in "fiu", "real log_probs", log_probs.dtype)
         if tokens.size and (tokens.min() < PADDING or tokens.max() > LARGEST_TOKEN):
             slot = int(np.argmax(((tokens < PADDING) | (tokens > LARGEST_TOKEN)).any(axis=1)))
             expected = "expected token ids >= 0 (or -1 as padding) that fit 32 bits"
@@ -106,13 +104,10 @@ class SausageLattice(ArrayValues):
         """
         if len(getattr(logits, "shape", np.shape(logits))) != 2:
             raise ValueError(f"expected logits [slots, vocab], got shape {tuple(np.shape(logits))}")
-        if not 1 <= k <= logits.shape[1]:
-            raise ValueError(f"expected 1 <= k <= {logits.shape[1]} (the vocabulary), got {k}")
+        expect(1 <= k <= logits.shape[1], f"1 <= k <= {logits.shape[1]} (the vocabulary)", k)
         values = as_numpy(logits)
-        if values.dtype.kind not in "fiu":
-            raise ValueError(f"expected logits as numbers, got {values.dtype}")
-        if np.isnan(values).any() or (values == np.inf).any():
-            raise ValueError("expected logits below +inf, got NaN or +inf")
+        expect(values.dtype.kind in "fiu", "logits as numbers", values.dtype)
+        expect(not np.isnan(values).any() and not (values == np.inf).any(), "logits below +inf", "NaN or +inf")
         best = top_k(values, k)
         chosen = np.take_along_axis(values, best, axis=1).astype(np.float64)
         top = chosen[:, :1]
@@ -127,17 +122,6 @@ class SausageLattice(ArrayValues):
     @property
     def k(self) -> int:
         return int(self.tokens.shape[1])
-
-    @property
-    def num_paths(self) -> int:
-        """Number of distinct drafts, exact."""
-        arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
-        if self.transitions is None or not (self.transitions == -np.inf).any():
-            return math.prod(arcs.sum(axis=1).tolist())
-        paths = arcs[0].astype(object)  # that end in each arc, as Python's unbounded integers
-        for allowed, following in zip(self.transitions > -np.inf, arcs[1:], strict=True):
-            paths = np.where(following, (paths[:, None] * allowed).sum(axis=0), 0)
-        return int(paths.sum())
 
     def _repr_svg_(self) -> str:
         """For notebooks: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
@@ -155,13 +139,6 @@ class SausageLattice(ArrayValues):
         :meth:`to_fst` makes of lattices with transitions; ValueError for others (``fst.Lattice`` reads all acyclic
         ones), and for labels or weights that no lattice has."""
         return cls(*fst.fst_to_lattice(automaton))
-
-    def top_arcs(self, k: int) -> SausageLattice:
-        """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
-        order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
-        tokens, log_probs = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.log_probs))
-        transitions = None if self.transitions is None else permuted(self.transitions, order)
-        return SausageLattice(tokens, log_probs, transitions)
 
     def first_slots(self, slots: int) -> SausageLattice:
         """The lattice of the first ``slots`` slots, or of all if there are fewer."""

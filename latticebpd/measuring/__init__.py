@@ -9,9 +9,8 @@ from latticebpd.measuring.hardware_cost import Decoding, ModelShape, hardware_co
 from latticebpd.measuring.latency import rescoring_latency
 from latticebpd.measuring.lattice_files import Shard, blocks
 from latticebpd.measuring.oracle_tally import OracleTally, lengths_of, ranks, tally
-from latticebpd.measuring.replay import run_system
 
 __all__ = [
     "Comparison", "Decoding", "ModelShape", "OracleTally", "Shard", "blocks", "compare", "entropy_bounds", "h_max",
-    "hardware_cost", "head_entropy", "lengths_of", "ranks", "regress", "rescoring_latency", "run_system", "tally",
+    "hardware_cost", "head_entropy", "lengths_of", "ranks", "regress", "rescoring_latency", "tally",
 ]  # fmt: skip

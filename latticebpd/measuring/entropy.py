@@ -160,7 +160,6 @@ class Regression:
     slope: float
     intercept: float
     r: float
-    n: int
 
 
 def regress(x: np.ndarray, y: np.ndarray) -> Regression:
@@ -172,4 +171,4 @@ def regress(x: np.ndarray, y: np.ndarray) -> Regression:
     sxx, syy, sxy = (dx @ dx).item(), (dy @ dy).item(), (dx @ dy).item()
     slope = sxy / sxx if sxx > 0 else np.nan
     r = sxy / (sxx * syy) ** 0.5 if sxx > 0 and syy > 0 else np.nan
-    return Regression(slope, float(y.mean() - slope * x.mean()), r, len(x))
+    return Regression(slope, float(y.mean() - slope * x.mean()), r)

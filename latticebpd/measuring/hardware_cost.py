@@ -157,7 +157,6 @@ class HardwareCost:
     last length.
     """
 
-    mode: str
     names: tuple[str, ...]
     lengths: tuple[int, ...]
     parameter_bytes: np.ndarray
@@ -183,7 +182,7 @@ def hardware_cost(
     costs = [[call(shape, decoding, length) for length in lengths] for decoding in decodings]
     table = np.array(costs) / np.array([decoding.block_efficiency for decoding in decodings])[:, None, None]
     names = tuple(decoding.name for decoding in decodings)
-    return HardwareCost(mode, names, tuple(lengths), table[:, 0, 0], table[:, :, 1], table[:, -1, 2])
+    return HardwareCost(names, tuple(lengths), table[:, 0, 0], table[:, :, 1], table[:, -1, 2])
 
 
 def _paper_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[float, float, float]:

@@ -168,9 +168,3 @@ def qualities(
             written = ([words(text[length:]) for text, length in texts] for texts in decoded.written)
             values[name] = [MEASURES[name](texts, references) for texts in written]
     return values
-
-
-def oracle_drafters(source_of: Callable[[int], LatticeSource], ks: Sequence[int]) -> dict[str, Factory]:
-    """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla. ``source_of``: from k to a source of such
-    lattices."""
-    return {f"k={k}": partial(HindsightDrafter, source_of(k)) for k in ks}

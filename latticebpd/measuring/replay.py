@@ -1,6 +1,6 @@
 """Replays: what drafts would have had accepted of a text that is known, without the model.
 
-Systems are named as ``latticebpd.drafters.system_names`` says; lattices carry the base model's own text.
+Lattices carry the base model's own text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from latticebpd.drafters.strategies import StoredPaths, StoredTrees, Strategy
-from latticebpd.drafters.system_names import Models, strategy_named
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
@@ -107,17 +106,6 @@ def outcome(strategy: Strategy, lattices: LatticeSet, threads: int | None = None
     if isinstance(drafted, StoredPaths):
         return _of_paths(drafted, lattices.continuation)
     return _of_trees(drafted, lattices.continuation)
-
-
-def run_system(
-    name: str, lattices: LatticeSet, lm: Models = None, alpha: float | None = None, threads: int | None = None
-) -> Outcome:
-    """``outcome`` of the system of that name.
-
-    lm: the language model of systems that are not ``:0-gram``, or several by name. alpha: its weight; None takes the
-    stored one, and 1 where there is none. threads: of the search, by default one for each processor.
-    """
-    return outcome(strategy_named(name, lm, alpha), lattices, threads)
 
 
 def _of_paths(drafted: StoredPaths, continuation: np.ndarray) -> Outcome:

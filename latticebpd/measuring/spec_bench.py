@@ -29,8 +29,7 @@ from transformers import BatchEncoding, PreTrainedModel
 from fst.files import write_text
 from fst.processors import ignore
 from latticebpd.checks import expect
-from latticebpd.decoding.acceptance import Acceptance
-from latticebpd.decoding.loop import EXACT, generate
+from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.json_files import read_json_lines
@@ -51,25 +50,19 @@ ForwardFunc = Callable[..., Result]
 
 
 def forward_func(
-    inputs: Any,
-    model: Model,
-    tokenizer: Any,
-    max_new_tokens: int,
-    *,
-    drafter: Drafter,
-    acceptance: Acceptance = EXACT,
-    **kwargs: Any,
+    inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, *, drafter: Drafter, **kwargs: Any
 ) -> Result:
     """This library's ``generate`` in Spec-Bench's convention.
 
     inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1, n]``.
-    tokenizer: not used. drafter, acceptance, kwargs: for ``generate``.
+    tokenizer: not used. drafter, kwargs: for ``generate``.
 
     A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
     """
     del tokenizer
     mask = inputs.attention_mask
-    out = generate(model, inputs.input_ids, drafter, acceptance, max_new_tokens, attention_mask=mask, **kwargs)
+    options: Any = {"max_new_tokens": max_new_tokens, "attention_mask": mask, **kwargs}
+    out = generate(model, inputs.input_ids, drafter, **options)
     lengths = [length for length, calls in enumerate(out.accept_counts.tolist()) for _ in range(calls)]
     return out.sequences, out.num_tokens, out.num_calls, lengths
 

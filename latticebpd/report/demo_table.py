@@ -186,14 +186,10 @@ def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict
     return drafters
 
 
-def show(
-    loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any, name: str | None = None
-) -> tuple[str, Generated]:
-    """Decode one prompt, block by block into ``streamer``, by default with the flagship system; returns the system's
-    name and the decode."""
-    drafters = systems(loaded, [0], settings)
-    name = name or flagship(drafters)
-    return name, loaded.generate(prompt.ids, drafters[name], max_new_tokens=settings.max_new_tokens, streamer=streamer)
+def show(loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any, name: str) -> Generated:
+    """Decode one prompt with a system of the table, block by block into ``streamer``."""
+    drafter = systems(loaded, [0], settings)[name]
+    return loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens, streamer=streamer)
 
 
 def shown_decode(loaded: Loaded, settings: Settings) -> tuple[DemoPrompt, Settings]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from latticebpd.drafters.system_names import BEST, NO_MODEL, SystemName
 from latticebpd.measuring.hardware_cost import Decoding, HardwareCost, ModelShape, hardware_cost
+from latticebpd.measuring.latency import SLOTS, WIDTHS, P
 from latticebpd.report.content import Column, Section, Table
 from latticebpd.report.measurements import Measured, Measurements
 from latticebpd.report.wording import system_label, three
@@ -80,14 +81,14 @@ def latency(measurements: Measurements) -> Section | None:
     paths = Table(
         "latency-paths",
         f"The p best paths, {min(8, measured.signature.heads - 1)} slots (as table 12 of the paper)",
-        [Column("paths", "Best paths asked for."), *(Column(f"p = {p}", note, three) for p in measured.ps)],
+        [Column("paths", "Best paths asked for."), *(Column(f"p = {p}", note, three) for p in P)],
         [("ms", *measured.by_p.tolist())],
     )
     shapes = Table(
         "latency-shapes",
         "The best path by size of lattice (as table 13 of the paper)",
-        [Column("slots", "Heads that draft."), *(Column(f"k = {k}", note, three) for k in measured.ks)],
-        [(size, *values) for size, values in zip(measured.slots, measured.by_shape.tolist(), strict=True)],
+        [Column("slots", "Heads that draft."), *(Column(f"k = {k}", note, three) for k in WIDTHS)],
+        [(size, *values) for size, values in zip(SLOTS, measured.by_shape.tolist(), strict=True)],
     )
     lead = (
         f"Measured here, the only numbers that change from run to run. {note} The paper has 1.6 to 2.0 ms, with 100M"

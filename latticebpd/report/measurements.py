@@ -68,7 +68,6 @@ class Options:
     budget: int = 64
     step: int | None = None
     latency: bool = True
-    latency_lattices: int = 50
     by: str | None = None
 
 
@@ -176,26 +175,24 @@ def measure(
     datasets: Sequence[DataSet],
     models: Mapping[str, LanguageModel],
     options: Options | None = None,
-    vocab_size: int | None = None,
     watch: Watch = ignore,
 ) -> Measurements:
     """Measure one or more data sets; ValueError for none, one without lattices, or several shapes, origins or
     vocabularies in one.
 
-    models: language models by name; most of the report is about the first. Stored tunings are used.
-    vocab_size: for entropies of lattices without them; by default the first n-gram model's.
+    models: language models by name; most of the report is about the first. Stored tunings are used. Entropies of
+        lattices without them are bounded by the vocabulary of the first n-gram model.
     """
     options = options or Options()
     expect(datasets, "at least one data set of lattices")
     scorers = {name: as_scorer(model) for name, model in models.items()}
     ngrams = {name: scorer.lm for name, scorer in scorers.items() if isinstance(scorer, NgramScorer) and scorer.lm}
-    if vocab_size is None:
-        vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
+    vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
     sets = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
     first = next(exclude_examples(blocks(datasets[0].paths), sets[0].fitted))
     scorer = as_scorer(sets[0].models[next(iter(ngrams))] if ngrams else None, options.alpha, "16-best")
     assert isinstance(scorer, NgramScorer)
-    latency = rescoring_latency(first, scorer, count=options.latency_lattices) if options.latency else None
+    latency = rescoring_latency(first, scorer) if options.latency else None
     words = {name: describe(model) for name, model in models.items()}
     return Measurements(sets, words, _example(first, sets[0], options), latency, options)
 

@@ -14,6 +14,7 @@ from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
+from latticebpd.lattices.texts import padded
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import checked_alpha
 
@@ -120,8 +121,4 @@ def in_batches(
 
 def padded_histories(contexts: Sequence[Context]) -> np.ndarray:
     """``[n, c]``, -1 on the left: the ends of the contexts, as long as any n-gram model's history."""
-    histories = [np.asarray(context[-MAX_ORDER:], np.int64) for context in contexts]
-    padded = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
-    for row, history in zip(padded, histories, strict=True):
-        row[len(row) - len(history) :] = history
-    return padded
+    return padded([np.asarray(context[-MAX_ORDER:], np.int64) for context in contexts], PADDING, left=True)[0]

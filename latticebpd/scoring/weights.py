@@ -102,11 +102,6 @@ def edge(alphas: Sequence[float], block_efficiency: Sequence[float]) -> int:
     return -1 if tried[0][1] == best > tried[1][1] and len(tried) == len(alphas) else 0
 
 
-def save_tunings(path: str | os.PathLike[str], tunings: Sequence[Tuning]) -> None:
-    """Write an ``alpha.json``."""
-    write_json(path, {"format_version": FORMAT_VERSION, "tunings": [asdict(tuning) for tuning in tunings]})
-
-
 @dataclass(frozen=True)
 class RescorerSettings:
     """The contents of ``rescorer.json``.
@@ -161,7 +156,7 @@ def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> N
     systems = {tuning.system for tuning in tunings}
     kept = (*tunings, *(earlier for earlier in stored_tunings(model) if earlier.system not in systems))
     if not Path(model).is_dir():
-        save_tunings(alpha_path(model), kept)
+        write_json(alpha_path(model), {"format_version": FORMAT_VERSION, "tunings": [asdict(each) for each in kept]})
         return
     settings = RescorerSettings.load(model) if RescorerSettings.stored(model) else RescorerSettings()
     replace(settings, alpha=kept[0].alpha, tunings=kept).save(model)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from transformers import StoppingCriteriaList
 
 from latticebpd._version import __version__
+from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
 from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.generation_config import GenerationSettings
@@ -67,13 +68,10 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
     def __post_init__(self) -> None:
-        if BaseModel.of(self.loaded.model).is_encoder_decoder:
-            raise ValueError(f"{self.name}: expected a causal language model to serve, got an encoder–decoder")
-        if not hasattr(self.loaded.tokenizer, "backend_tokenizer"):
-            kind = type(self.loaded.tokenizer).__name__
-            raise ValueError(
-                f"{self.name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {kind}"
-            )
+        is_causal = not BaseModel.of(self.loaded.model).is_encoder_decoder
+        expect(is_causal, "a causal language model to serve", "an encoder–decoder", of=self.name)
+        wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
+        expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
         self.stops = GenerationSettings(self.loaded.model).config.stop_strings or []
         self.scheduler = Scheduler(self.limits, self.metrics)
         self.created = int(time.time())
@@ -217,8 +215,7 @@ class Service:
     ) -> Job:
         """A request, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
-        if room < 1:
-            raise ValueError(f"expected a prompt of fewer than {self.limits.context} tokens, got {len(prompt)}; cut it")
+        expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
         answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
         session = Session.begin(
             self.loaded.model, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],

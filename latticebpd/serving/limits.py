@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from latticebpd.checks import expect
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -26,7 +28,5 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("rows", "context", "max_tokens", "body"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
-        if self.queue < 0 or not self.seconds > 0:
-            raise ValueError(f"expected queue >= 0 and seconds > 0, got {self.queue} and {self.seconds}")
+            expect(getattr(self, name) >= 1, f"{name} >= 1", getattr(self, name))
+        expect(self.queue >= 0 and self.seconds > 0, "queue >= 0 and seconds > 0", f"{self.queue} and {self.seconds}")

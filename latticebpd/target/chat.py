@@ -64,15 +64,18 @@ class ChatTemplate(PlainText):
         expect(has_template(tokenizer), wanted, "one without", "is the model tuned to follow instructions?")
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         # The special token that the template puts after the model's turn, if any.
-        turns = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])
-        special = set(tokenizer.all_special_ids)
-        self.turn_ends = [token for token in self.ids(turns.rpartition("!")[2]) if token in special][:1]
+        end, special = self._written(self.messages(["?", "!"])).rpartition("!")[2], set(tokenizer.all_special_ids)
+        self.turn_ends = [token for token in self.ids(end) if token in special][:1]
         ends = [] if model is None else _eos_ids(model)
         self.eos_ids = list(dict.fromkeys([*ends, *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
-        speakers = (USER, ASSISTANT)
-        return self.prompt_of([{"role": speakers[i % 2], "content": turn} for i, turn in enumerate(turns)])
+        return self.prompt_of(self.messages(turns))
+
+    @staticmethod
+    def messages(turns: Sequence[str]) -> list[dict[str, str]]:
+        """Turns as templates and data sets have them."""
+        return [{"role": (USER, ASSISTANT)[i % 2], "content": turn} for i, turn in enumerate(turns)]
 
     def prompt_of(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of `prompt_text`."""

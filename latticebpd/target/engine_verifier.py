@@ -61,7 +61,7 @@ class EngineVerifier:
         self.states = [*self.states, *other.states]
 
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Verified:
-        """One more token after each of ``n`` columns behind the rows' texts, which `forget` and `keep` drop.
+        """One more token after each of ``n`` columns behind the rows' texts, which `cut` and `keep` drop.
 
         rows: ``[n]``, ascending.  parents: ``[n]`` numbers of columns of their rows, those of all passes since the
         text; -1: the text itself.
@@ -92,10 +92,6 @@ class EngineVerifier:
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._keep(range(len(paths)), self.pending, [[0, *(node + 1 for node in path)] for path in paths])
-
-    def forget(self) -> None:
-        for cache in self.caches:
-            cache.keep([])
 
     def cut(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):

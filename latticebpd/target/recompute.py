@@ -80,9 +80,6 @@ class RecomputingVerifier:
             read = [states[end] for states, end in zip(self.read_states, ends, strict=True)]
             self.states = [states[: len(text)] for states, text in zip(read, self.texts, strict=True)]
 
-    def forget(self) -> None:
-        self.pending = []
-
     def cut(self, lengths: Sequence[int]) -> None:
         self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
         self.states = [states[:length] for states, length in zip(self.states, lengths, strict=bool(self.states))]

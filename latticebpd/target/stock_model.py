@@ -198,15 +198,6 @@ class BaseModel:
         return _position_table(self.encoder)
 
     @property
-    def rope_boundary(self) -> int | None:
-        """The length above which the rotary factors of all positions change (LongRoPE, as in Phi-3), or None."""
-        longer = [each for each in rope_kinds(self.config) if each.get("rope_type", each.get("type")) == "longrope"]
-        if not longer:
-            return None
-        own = getattr(self.config, "original_max_position_embeddings", None)
-        return own or longer[0].get("original_max_position_embeddings") or self.max_positions
-
-    @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
 
@@ -261,11 +252,16 @@ class BaseModel:
             raise ValueError(f"{expected}, got {longest}; cut them")
 
     def check_rope_limit(self, shortest: int, longest: int) -> None:
-        """ValueError for texts that grow across the ``rope_boundary``: a later pass would need new rotary factors.
+        """ValueError for texts that grow across the length above which the rotary factors of all positions change
+        (LongRoPE, as in Phi-3): a later pass would need new ones.
 
         shortest: the fewest tokens that a pass reads a text with.  longest: the most that a text may have.
         """
-        boundary = self.rope_boundary
+        longer = [each for each in rope_kinds(self.config) if each.get("rope_type", each.get("type")) == "longrope"]
+        if not longer:
+            return
+        own = getattr(self.config, "original_max_position_embeddings", None)
+        boundary = own or longer[0].get("original_max_position_embeddings") or self.max_positions
         if boundary is not None and shortest <= boundary < longest:
             raise ValueError(
                 f"expected texts of at most {boundary} tokens, or prompts of {boundary + 2} or more "

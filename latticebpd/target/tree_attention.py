@@ -94,9 +94,6 @@ class TreeVerifier:
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep([[0, *(node + 1 for node in path)] for path in paths])
 
-    def forget(self) -> None:
-        self.cache.cut()
-
     def cut(self, lengths: Sequence[int]) -> None:
         self.cache.cut(lengths)
 

@@ -40,7 +40,7 @@ class Verified:
 class Verifier(Protocol):
     """The target model over a batch of growing texts.
 
-    ``prefill`` or ``begin`` comes first; ``keep`` or ``forget`` follows every ``verify``.
+    ``prefill`` or ``begin`` comes first; ``keep`` or ``cut`` follows every ``verify``.
     """
 
     @property
@@ -59,11 +59,9 @@ class Verifier(Protocol):
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Append each row's next token and accepted nodes (a path from the root) to its text; drop the others."""
 
-    def forget(self) -> None:
-        """Undo the last pass."""
-
     def cut(self, lengths: Sequence[int]) -> None:
-        """Keep the first so many tokens of each row's text; what comes next is a ``verify``."""
+        """Keep the first so many tokens of each row's text, and nothing of the last pass; what comes next is a
+        ``verify``."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import EngineVerifier
@@ -44,11 +45,8 @@ def verifier_for(
     if use_cache and source is None and (engine := engine_of(stock)) is not None:
         return EngineVerifier(engine, layers)
     implementation = _attention(stock)
-    if implementation not in {"sdpa", "eager"}:
-        raise ValueError(
-            f"expected SDPA or eager attention, got {implementation!r}, which takes no tree mask; "
-            "load the model with attn_implementation='sdpa'"
-        )
+    got, remedy = f"{implementation!r}, which takes no tree mask", "load the model with attn_implementation='sdpa'"
+    expect(implementation in {"sdpa", "eager"}, "SDPA or eager attention", got, remedy)
     if (objection := _objection(stock, implementation)) is not None:
         raise ValueError(
             f"expected a model that reads texts from left to right, got {stock.config.model_type}, {objection}; only"

@@ -15,9 +15,9 @@ from latticebpd.drafters.bundled import LM, MODEL, TOKENIZER, load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import lattices_fingerprint
-from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.scoring.weights import stored_tunings
+from tests.helpers.lattices import run_system
 
 
 def test_weights_and_a_calibration_are_fitted_to_what_the_model_writes(tmp_path: Path) -> None:

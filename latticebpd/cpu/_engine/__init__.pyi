@@ -11,7 +11,6 @@ class WeightMemory: ...
 class Matrix:
     outputs: int
     inputs: int
-    nbytes: int
     @staticmethod
     def of_blocks(
         memory: WeightMemory,
@@ -60,8 +59,6 @@ class Cache:
 class Transformer:
     hidden_size: int
     together: int
-    vocab_size: int
-    nbytes: int
     def __init__(
         self,
         settings: Settings,

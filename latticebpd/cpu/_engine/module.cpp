@@ -26,6 +26,12 @@ void expect(bool fine, const std::string& what) {
     if (!fine) throw py::value_error("expected " + what);
 }
 
+template <typename Work>
+void unlocked(const Work& work) {
+    const GilRelease released;
+    work();
+}
+
 // Rows of hidden states of a model, [n, hidden].
 std::size_t rows_of(const Transformer& model, const Array<float>& states) {
     expect(states.ndim() == 2 && static_cast<std::size_t>(states.shape(1)) == model.hidden(),
@@ -55,10 +61,7 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
         expect(layer < model.num_layers(), "layers below " + std::to_string(model.num_layers()));
     Array<float> hidden({total, model.hidden()}), states({total, layers.size() * model.hidden()});
     float *to = hidden.mutable_data(), *states_to = states.mutable_data();
-    {
-        const GilRelease released;
-        model.read(texts, to, layers, states_to, threads);
-    }
+    unlocked([&] { model.read(texts, to, layers, states_to, threads); });
     return py::make_tuple(hidden, states);
 }
 
@@ -109,10 +112,9 @@ PYBIND11_MODULE(_engine, module) {
                  Array<float> y({rows, matrix.outputs});
                  const Workers workers{*operations().at(isa), std::max<std::size_t>(1, threads)};
                  float* to = y.mutable_data();
-                 {
-                     const GilRelease released;
+                 unlocked([&] {
                      Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
-                 }
+                 });
                  return y;
              },
              "x"_a, "threads"_a = 1, "isa"_a = 0)
@@ -124,8 +126,7 @@ PYBIND11_MODULE(_engine, module) {
                  return weights;
              })
         .def_readonly("outputs", &Matrix::outputs)
-        .def_readonly("inputs", &Matrix::inputs)
-        .def_property_readonly("nbytes", &Matrix::bytes);
+        .def_readonly("inputs", &Matrix::inputs);
     py::class_<Layer>(module, "Layer")
         .def(py::init<>())
         .def_readwrite("input_norm", &Layer::input_norm)
@@ -171,18 +172,13 @@ PYBIND11_MODULE(_engine, module) {
              "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
         .def_property_readonly("hidden_size", &Transformer::hidden)
         .def_property_readonly("together", &Transformer::together)
-        .def_property_readonly("vocab_size", &Transformer::vocabulary)
-        .def_property_readonly("nbytes", &Transformer::bytes)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
         .def("logits",
              [](const Transformer& model, const Array<float>& states, std::size_t threads) {
                  const std::size_t rows = rows_of(model, states);
                  Array<float> logits({rows, model.vocabulary()});
                  float* to = logits.mutable_data();
-                 {
-                     const GilRelease released;
-                     model.logits(states.data(), rows, to, threads);
-                 }
+                 unlocked([&] { model.logits(states.data(), rows, to, threads); });
                  return logits;
              },
              "states"_a, "threads"_a)
@@ -191,10 +187,7 @@ PYBIND11_MODULE(_engine, module) {
                  const std::size_t rows = rows_of(model, states);
                  Array<std::int64_t> tokens(static_cast<py::ssize_t>(rows));
                  std::int64_t* to = tokens.mutable_data();
-                 {
-                     const GilRelease released;
-                     model.best(states.data(), rows, to, threads);
-                 }
+                 unlocked([&] { model.best(states.data(), rows, to, threads); });
                  return tokens;
              },
              "states"_a, "threads"_a);

@@ -142,14 +142,6 @@ class Transformer {
     std::size_t together() const { return operations_.together; }
     const Settings& settings() const { return settings_; }
 
-    // Bytes of the weights.
-    std::size_t bytes() const {
-        std::size_t total = embedding_->bytes() + (projection_ == embedding_ ? 0 : projection_->bytes());
-        for (const Layer& layer : layers_)
-            for (const SharedMatrix* each : matrices(layer)) total += (*each)->bytes();
-        return total;
-    }
-
     // One pass. to: [columns, hidden] final, normalised states.  selected: layers whose states are wanted, too, from 0;
     // states: [columns, selected, hidden], the last layer's normalised.
     void read(const std::vector<Columns>& texts, float* to, const std::vector<std::size_t>& selected, float* states,

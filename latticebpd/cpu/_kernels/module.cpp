@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,23 +29,6 @@ Number* at(Address address) {
     return reinterpret_cast<Number*>(address);
 }
 
-template <typename T>
-using Argument = std::conditional_t<std::is_pointer_v<T>, Address, T>;
-
-template <typename T>
-T value(Argument<T> argument) {
-    if constexpr (std::is_pointer_v<T>) return at<std::remove_pointer_t<T>>(argument);
-    else return argument;
-}
-
-// A method whose pointers are given as addresses.
-template <typename Class, typename... Parameters>
-auto by_address(void (Class::*method)(Parameters...) const) {
-    return [method](const Class& self, Argument<Parameters>... arguments) {
-        (self.*method)(value<Parameters>(arguments)...);
-    };
-}
-
 // Without the lock, which the registration of the object needs again.
 template <typename Class, typename... Arguments>
 std::unique_ptr<Class> built(Arguments&&... arguments) {
@@ -63,12 +45,20 @@ PYBIND11_MODULE(_kernels, module) {
                  return built<Int8Weights>(at(weight), outputs, inputs, isa);
              }),
              "weight"_a, "outputs"_a, "inputs"_a, "isa"_a = 0)
-        .def("multiply", by_address(&Int8Weights::multiply), released);
+        .def("multiply",
+             [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
+                 self.multiply(at(x), rows, at(y), threads);
+             },
+             released);
     py::class_<Int8Heads>(module, "Int8Heads")
         .def(py::init([](Address up, Address down, Size heads, Size size, Size inner) {
                  return built<Int8Heads>(at(up), at(down), heads, size, inner);
              }))
-        .def("states", by_address(&Int8Heads::states), released)
+        .def("states",
+             [](const Int8Heads& self, Address x, Size rows, Size heads, Address to, Size threads) {
+                 self.states(at(x), rows, heads, at(to), threads);
+             },
+             released)
         .def("top_k",
              [](const Int8Heads& self, Address x, Size rows, Size heads, const Int8Weights& projection, Size k,
                 Address tokens, Address log_probs, Size threads) {

@@ -1,6 +1,6 @@
 """The family of assistants: a small causal LM of the target's vocabulary drafts (``assistant_model`` of transformers).
 
-The assistant predicts what follows each prefix. It reads, level by level, the best ``width``
+The assistant predicts what follows each prefix. It reads, level by level, the best ``WIDTH``
 prefixes of each length, by tree attention over its own cache, and its predictions make a lattice whose transitions hold
 its distribution after each of them. With w(i) the probability, normalised, of the prefixes that end with token i,
 
@@ -64,8 +64,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 class AssistantLattices:
     """The outputs of an assistant after its own best prefixes.
 
-    slots: each costs a pass of the assistant, a decoder-only causal LM. width: prefixes of each length that it is asked
-    about.
+    slots: each costs a pass of the assistant, a decoder-only causal LM.
     """
 
     needs_hidden = False
@@ -73,13 +72,11 @@ class AssistantLattices:
     shares_lm = False
     owner = "the assistant"
 
-    def __init__(
-        self, assistant: PreTrainedModel, target: Model, k: int = 16, slots: int | None = None, width: int = WIDTH
-    ) -> None:
+    def __init__(self, assistant: PreTrainedModel, target: Model, k: int = 16, slots: int | None = None) -> None:
         base = BaseModel.of(assistant)
         self.num_tokens = min(base.vocab_size, BaseModel.of(target).vocab_size)
         expect(1 <= k <= self.num_tokens, f"1 to {self.num_tokens} arcs per slot (the assistant's tokens)", k)
-        self.assistant, self.target, self.k, self.num_slots, self.width = assistant, target, k, slots or SLOTS, width
+        self.assistant, self.target, self.k, self.num_slots = assistant, target, k, slots or SLOTS
         self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
         self.vocab_size = BaseModel.of(target).vocab_size
         self.reader: Reader = reader_for(assistant)
@@ -92,7 +89,7 @@ class AssistantLattices:
         return "{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.assistant, self.target, k, slots, self.width)
+        return type(self)(self.assistant, self.target, k, slots)
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return lattices_by_states(self.lattices, text, positions, self.num_slots)
@@ -149,12 +146,12 @@ class AssistantLattices:
         return tokens, np.take_along_axis(marginal, tokens, axis=1), np.take_along_axis(given, tokens[rows], axis=1)
 
     def _best(self, scores: np.ndarray, rows: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray]:
-        """The prefixes to go on with: each text's ``width`` best, one for each arc; their parents and arcs."""
+        """The prefixes to go on with: each text's ``WIDTH`` best, one for each arc; their parents and arcs."""
         parents, arcs = [], []
         for text in range(texts):
             own = np.flatnonzero(rows == text)
             best = own[scores[own].argmax(axis=0)]  # of the prefixes that end with one arc, the best
-            chosen = np.argsort(-scores[best, np.arange(self.k)], kind="stable")[: self.width]
+            chosen = np.argsort(-scores[best, np.arange(self.k)], kind="stable")[:WIDTH]
             parents.append(best[chosen])
             arcs.append(chosen)
         return np.concatenate(parents), np.concatenate(arcs)

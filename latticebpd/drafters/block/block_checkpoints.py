@@ -214,7 +214,7 @@ def _read_config(directory: Path) -> tuple[BlockConfig, bool]:
 
 
 def _of_dflash(given: dict[str, Any]) -> BlockConfig:
-    own = _field(given, "dflash_config", f", or speculators_model_type {_NAMED}", _is_object)
+    own = _field(given, "dflash_config", f", or speculators_model_type {_NAMED}", lambda v: isinstance(v, dict))
     fields, named = given | own, given.get("architectures")
     kind = next((kind for kind, model in _KINDS.items() if isinstance(named, list) and model in named), "dflash")
     layer_ids = _ids(fields, "target_layer_ids", 0)
@@ -223,7 +223,7 @@ def _of_dflash(given: dict[str, Any]) -> BlockConfig:
 
 def _of_speculators(given: dict[str, Any]) -> BlockConfig:
     kind = _field(given, "speculators_model_type", f" {_NAMED}", _SPECULATORS.__contains__)
-    described = _field(given, "transformer_layer_config", ", an object", _is_object)
+    described = _field(given, "transformer_layer_config", ", an object", lambda v: isinstance(v, dict))
     layers = _layers(described)
     wanted = f" {layers.hidden_size} (hidden_size)"
     _field(given, "target_hidden_size", wanted, (None, layers.hidden_size).__contains__)
@@ -343,7 +343,3 @@ def _ids(fields: Mapping[str, Any], name: str, first: int) -> tuple[int, ...]:
 
     value = _field(fields, name, f", a list of layers from {first} on", fits)
     return tuple(each - first for each in value)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)

@@ -218,8 +218,10 @@ def new_heads(
     _check_shortlist(tokens, stock.vocab_size)
     if kind == MedusaHeads.kind:
         output = stock.projection if tokens is None else stock.projection.over(tokens)
-        heads: Heads = MedusaHeads(hidden_size, num_heads, len(output.embedding.weight), num_layers)  # type: ignore[arg-type]
-        heads.copy_output(output)  # type: ignore[operator]
+        weight: Any = output.embedding.weight
+        medusa = MedusaHeads(hidden_size, num_heads, len(weight), num_layers)
+        medusa.output.data.copy_(weight.detach() * output.scale)
+        heads: Heads = medusa
     else:
         heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)  # type: ignore[call-arg]
     heads.shortlist = tokens

@@ -162,11 +162,6 @@ class MedusaHeads(Heads):
         self.bias = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size))
         self.output = nn.Parameter(torch.zeros(num_heads - 1, vocab_size, hidden_size))
 
-    @torch.no_grad()
-    def copy_output(self, output: Projection) -> None:
-        """Begin with the base model's own projection."""
-        self.output.copy_(output.embedding.weight * output.scale)  # type: ignore[operator, arg-type]
-
     def alone(self, index: int, hidden: Tensor) -> Tensor:
         for layer in range(self.num_layers):
             hidden = hidden + F.silu(F.linear(hidden, self.weight[index, layer], self.bias[index, layer]))

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
 from latticebpd.drafters.prefix_cache import PrefixCache
+from latticebpd.lattices.texts import padded
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
@@ -50,14 +51,10 @@ class MaskFiller:
         missing = [source for source in wanted if source not in self.encoded]
         if not missing:
             return
-        width = max(map(len, missing))
-        BaseModel.of(self.model).check_sources(width)
+        BaseModel.of(self.model).check_sources(max(map(len, missing)))
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            padding = [width - len(source) for source in missing]
-            rows = [[*source, *[source[-1]] * pad] for source, pad in zip(missing, padding, strict=True)]
-            ids = torch.tensor(rows, device=self.device)
-            mask = torch.tensor([[1] * (width - pad) + [0] * pad for pad in padding], device=self.device)
+            ids, mask = (torch.from_numpy(each).to(self.device) for each in padded(missing, missing[0][-1]))
             hidden = self.model.encode(ids, mask).hidden
         if stream is not None:
             stream.synchronize()

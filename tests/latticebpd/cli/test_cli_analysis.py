@@ -22,10 +22,11 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.measuring.quality import perplexity
-from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
+from latticebpd.scoring.weights import Tuning, store_tunings
 from latticebpd.target.chat import PlainText
 from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run
+from tests.helpers.lattices import top_arcs
 from tests.helpers.trigrams import trigram
 
 WORDS = [f"w{i}" for i in range(23)]
@@ -128,12 +129,14 @@ def test_the_oracle_and_its_decodes_leave_out_what_a_weight_was_tuned_on(
     run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
 ) -> None:
     assert run(*arguments, "-o", tmp_path / "shards", "--shard-size", 2)[0] == 0
-    save_tunings(tmp_path / "tuned.json", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (0, 1, 2, 4), 0, "sha256:0")])
-    command = ("oracle", tmp_path / "shards", "--k", "1,4", "--exclude", tmp_path / "tuned.json")
+    store_tunings(tmp_path / "tuned", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (0, 1, 2, 4), 0, "sha256:0")])
+    command = ("oracle", tmp_path / "shards", "--k", "1,4", "--exclude", tmp_path / "tuned.alpha.json")
     status, out, err = run(*command, "--model", model_directory, "--json")
     assert status == 0, err
     record = json.loads(out)
-    (left,) = (block for block in exclude_examples(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.json")))
+    (left,) = (
+        block for block in exclude_examples(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.alpha.json"))
+    )
     assert np.unique(left.sequence).tolist() == [3]
     assert record["lattices"] == 13
     for row, decoded, efficiency in zip(
@@ -248,14 +251,14 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
     run: Run, arguments: tuple[object, ...], model_directory: Path, prompts: Path, tmp_path: Path
 ) -> None:
     assert run(*arguments, "-o", tmp_path / "own")[0] == 0
-    save_tunings(tmp_path / "tuned.json", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (1,), 0, "sha256:0")])
+    store_tunings(tmp_path / "tuned", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (1,), 0, "sha256:0")])
     command = (
         "compare",
         tmp_path / "own",
         "-s",
         "6-tree",
         "--exclude",
-        tmp_path / "tuned.json",
+        tmp_path / "tuned.alpha.json",
         "--model",
         model_directory,
     )
@@ -338,7 +341,7 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     assert run(*arguments, "-o", tmp_path / "l.npz")[0] == 0
     trigram().save(tmp_path / "lm.fst")
     tuning = Tuning(0.5, "16-best", (0.5, 1.0), (1.0, 1.0), "text", (0, 3), 0, "sha256:0")
-    save_tunings(tmp_path / "tuned.json", [tuning])
+    store_tunings(tmp_path / "tuned", [tuning])
     command = (
         "compare",
         tmp_path / "l.npz",
@@ -348,7 +351,7 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
         f"big={tmp_path / 'lm.fst'}",
     )
     options = ("-s", "3-best", "-s", "3-best:big", "-s", "3-best:0-gram", "--alpha", 0.5, "--alphas", "0.5,2")
-    status, out, err = run(*command, *options, "--exclude", tmp_path / "tuned.json", "--json")
+    status, out, err = run(*command, *options, "--exclude", tmp_path / "tuned.alpha.json", "--json")
     assert status == 0, err
     record = json.loads(out)
     assert record["lattices"] == 3 * 13
@@ -366,9 +369,9 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     assert (status, json.loads(out)["lattices"]) == (0, 3 * 13)
     assert json.loads(out)["systems"][1]["block_efficiency"] == expected
     assert "2 texts that small's weights were fitted to are left out" in " ".join(err.split())
-    save_tunings(tmp_path / "tuned.json", [replace(tuning, examples=(0, 1, 2, 3, 4))])
+    store_tunings(tmp_path / "tuned", [replace(tuning, examples=(0, 1, 2, 3, 4))])
     for of_all in (("oracle", tmp_path / "l.npz"), command):
-        status, _, err = run(*of_all, "--exclude", tmp_path / "tuned.json")
+        status, _, err = run(*of_all, "--exclude", tmp_path / "tuned.alpha.json")
         assert status == 2
         assert (
             "expected lattices besides those that the weights were tuned on, got no others; tune on fewer examples"
@@ -412,7 +415,7 @@ def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["lattice"] for record in records] == [*range(3 * 13), *range(2 * 13)]
     lattices = LatticeSet.load(lattice_directory(tmp_path / "shards").file(0))
-    assert records[0]["tokens"][0] == lattices[0].top_arcs(1).tokens[:, 0].tolist()
+    assert records[0]["tokens"][0] == top_arcs(lattices[0], 1).tokens[:, 0].tolist()
 
 
 def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, tmp_path: Path) -> None:

@@ -81,11 +81,12 @@ def test_default_system_is_a_tree_of_its_lattices(loaded: Loaded) -> None:
     assert loaded.generate(TEXT, max_new_tokens=20).num_calls < 15
 
 
-def test_expanded_paths_have_the_assistants_own_probability(loaded: Loaded) -> None:
+def test_expanded_paths_have_the_assistants_own_probability(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all prefixes of one token expanded, every path of two; brute force over the vocabulary."""
     source: Any = loaded.source
     model, text = source.assistant, [3, 1, 4]
-    every = AssistantLattices(model, loaded.model, VOCABULARY, 2, width=VOCABULARY)
+    monkeypatch.setattr(assistant_family, "WIDTH", VOCABULARY)
+    every = AssistantLattices(model, loaded.model, VOCABULARY, 2)
     (lattice,) = every.lattices([moment(text)])
     assert lattice is not None
     assert lattice.transitions is not None

@@ -15,9 +15,10 @@ from latticebpd.drafters import bundled
 from latticebpd.drafters.bundled import load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring import lengths_of, ranks, run_system
+from latticebpd.measuring import lengths_of, ranks
 from latticebpd.measuring.collect import CollectOptions, collect
 from tests.helpers.drafters import oracle_drafter
+from tests.helpers.lattices import run_system, top_arcs
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Loaded, latti
     first = lattices[0]
     assert lattices.context_of(0)[-1] == reference.sequences[0, len(prompt)]
     assert lattices.continuation[0].tolist() == reference.sequences[0, len(prompt) + 1 : len(prompt) + 9].tolist()
-    assert reference.trace[0].tree.tokens.tolist() == first.top_arcs(1).tokens[:, 0].tolist()
+    assert reference.trace[0].tree.tokens.tolist() == top_arcs(first, 1).tokens[:, 0].tolist()
 
 
 def test_prompts_are_held_out_documents(bundle: Loaded) -> None:

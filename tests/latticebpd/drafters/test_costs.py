@@ -37,11 +37,11 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
     np.testing.assert_allclose(CURVE.of(2, np.array([1, 9])), [1 + 1 / 3, 2 + 4 / 3])
     np.testing.assert_allclose(CURVE.of(8, np.array([1])), [4])
     assert CURVE.drafting_of(3) == 0
-    nodes = np.array([0, 4, 8])
-    np.testing.assert_allclose(CURVE.with_nodes(4, nodes), CURVE.of(4, 1 + nodes))
-    np.testing.assert_allclose(replace(CURVE, packed=True).with_nodes(4, nodes), CURVE.of(1, 4 + nodes))
+    packed = replace(CURVE, packed=True)
     for most in (3, 0, 80, 70):
-        np.testing.assert_array_equal(CURVE.up_to(4, most), CURVE.with_nodes(4, np.arange(most + 1)))
+        nodes = np.arange(most + 1)
+        np.testing.assert_array_equal(CURVE.up_to(4, most), CURVE.of(4, 1 + nodes))
+        np.testing.assert_array_equal(packed.up_to(4, most), CURVE.of(1, 4 + nodes))
     drafting = replace(CURVE, drafting=(1.0, 4.0))
     assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
 
@@ -174,7 +174,7 @@ def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
             if budget.allows(seconds):
                 budget.credit(promised)
                 lost, looks = lost - promised, looks + 1
-            assert lost <= (DraftingBudget.FIRST + DraftingBudget.SHARE * call + losses) * seconds * 1.0001
+            assert lost <= (1 + DraftingBudget.SHARE * call + losses) * seconds * 1.0001
         assert looks > 0.9 * 400 * min(1, DraftingBudget.SHARE / losses)
 
 

@@ -48,7 +48,6 @@ from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring import run_system
 from latticebpd.measuring.collect import CollectOptions, collect
 from latticebpd.measuring.replay import accept_length
 from latticebpd.scoring.ngram import NgramScorer
@@ -56,6 +55,7 @@ from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings
 from tests.helpers.drafters import gad_drafter, saved_tree_drafter
 from tests.helpers.lattice_sets import lattice_sets
+from tests.helpers.lattices import num_paths, run_system
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.trigrams import good_model, trigram
 
@@ -155,7 +155,7 @@ def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
 def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
     lengths = run_system("oracle", found).lengths
     for i in range(len(found)):
-        every = DraftTree.from_paths(rescore(found[i], None, p=found[i].num_paths).tokens)
+        every = DraftTree.from_paths(rescore(found[i], None, p=num_paths(found[i])).tokens)
         assert lengths[i] == accept_length(every, found.continuation[i])
         assert lengths[i] == accept_length(
             DraftTree.from_paths(oracle_path(found[i], found.continuation[i])[None]), found.continuation[i]

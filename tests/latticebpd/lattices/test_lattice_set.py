@@ -14,6 +14,7 @@ import pytest
 
 from latticebpd import LatticeSet
 from latticebpd.measuring import blocks
+from tests.helpers.lattices import num_paths
 
 
 def _lattice_set(n: int = 3) -> LatticeSet:
@@ -236,7 +237,7 @@ def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
 
 def test_impossible_arcs_are_no_error() -> None:
     found = replace(_lattice_set(), log_probs=_changed("log_probs", -np.inf))
-    assert found[1].num_paths == 12
+    assert num_paths(found[1]) == 12
 
 
 def test_sets_of_one_shape_are_joined_in_order() -> None:

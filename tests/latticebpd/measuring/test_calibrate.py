@@ -16,10 +16,10 @@ from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks, lattice_files, needed_slots
 from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, calibrate
-from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
+from tests.helpers.lattices import run_system
 
 VOCAB, SLOTS, K = 23, 3, 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from latticebpd import GoldDrafter, LatticeSet, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.drafters import BlockLattices, HeadLattices, State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
@@ -22,7 +24,7 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.collect import CollectOptions, collect, collect_shards
 from latticebpd.measuring.lattice_files import num_lattices, without_prompts
-from latticebpd.measuring.model_decodes import decode, oracle_drafters
+from latticebpd.measuring.model_decodes import decode
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.drafters import oracle_drafter
@@ -88,7 +90,8 @@ def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tupl
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    decoded = decode(model, texts.items(), oracle_drafters(lambda k: HeadLattices(model, k), [1, 2, 4]))
+    oracles = {f"k={k}": partial(HindsightDrafter, HeadLattices(model, k)) for k in (1, 2, 4)}
+    decoded = decode(model, texts.items(), oracles)
     assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).walked[:, 0, 1].tolist()
     assert decoded.counts.sum(axis=1).tolist() == decoded.calls.tolist()
     with pytest.raises(ValueError, match="at least one text"):

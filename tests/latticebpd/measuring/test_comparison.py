@@ -17,13 +17,14 @@ from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring import compare, comparison, lattice_files, lengths_of, ranks, run_system
+from latticebpd.measuring import compare, comparison, lattice_files, lengths_of, ranks
 from latticebpd.measuring.examples import exclude_examples
 from latticebpd.measuring.replay import accept_length
 from latticebpd.measuring.tuning import sweep_alpha
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
+from tests.helpers.lattices import num_paths, run_system, top_arcs
 from tests.helpers.trigrams import good_model
 
 LM = good_model()
@@ -229,7 +230,7 @@ class Contrary:
         return Contrary(alpha)
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], p: int) -> list[Drafts]:
-        everything = [rescore(lattice, None, lattice.num_paths) for lattice in lattices]
+        everything = [rescore(lattice, None, num_paths(lattice)) for lattice in lattices]
         return [Drafts(each.tokens[::-1][:p], each.scores[::-1][:p]) for each in everything]
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], num_nodes: int) -> list[DraftTree]:
@@ -351,7 +352,7 @@ def test_ties_go_to_the_lowest_token_in_every_system() -> None:
     assert run_system("oracle", found).first[missing].tolist() == lowest[missing].tolist()
     states = [SausageLattice(tokens[i], np.zeros((2, 3))) for i in range(20)]
     assert [tree.tokens.tolist() for tree in Vanilla().draft(states, [[]] * 20)] == lowest[:20].tolist()
-    assert [lattice.top_arcs(1).tokens[:, 0].tolist() for lattice in states] == lowest[:20].tolist()
+    assert [top_arcs(lattice, 1).tokens[:, 0].tolist() for lattice in states] == lowest[:20].tolist()
 
 
 def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,6 @@ def test_files_without_entropies_give_bounds_of_the_drafting_heads() -> None:
 def test_regression_equals_numpys(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T
     found = regress(x, y)
-    assert found.n == len(points)
     if len(set(x)) == 1:
         assert np.isnan([found.slope, found.r]).all()
         return

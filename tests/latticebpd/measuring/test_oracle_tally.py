@@ -29,6 +29,7 @@ from latticebpd.measuring import (
 )
 from latticebpd.measuring.oracle_tally import ABSENT
 from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
+from tests.helpers.lattices import top_arcs
 
 
 def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
@@ -43,7 +44,7 @@ def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
 def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads: int) -> None:
     lengths = lengths_of(ranks(found), k, heads)
     for i in range(len(found)):
-        cut = found[i].top_arcs(k)
+        cut = top_arcs(found[i], k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
         assert lengths[i] == accepted(part, found.continuation[i].tolist())
 

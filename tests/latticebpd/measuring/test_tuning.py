@@ -16,11 +16,11 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import draw_examples, exclude_examples, lattices_fingerprint
 from latticebpd.measuring.lattice_files import text_numbers
-from latticebpd.measuring.replay import run_system
 from latticebpd.measuring.tuning import WIDENINGS, tune
 from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings, stored_tunings, weight_for
 from tests.helpers.commands import Run
+from tests.helpers.lattices import run_system
 from tests.helpers.tiny_families import VOCABULARY, tiny
 
 SLOTS = 2

@@ -120,14 +120,14 @@ def test_the_text_shown_is_greedy_and_repeats_itself_least(loaded: Loaded) -> No
     """By the share of its runs of three tokens that are distinct: most of all prompts."""
 
     def variety(prompt: DemoPrompt, settings: Settings) -> float:
-        _, found = show(loaded, prompt, settings, None)
+        found = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
         new = found.sequences[0, found.prompt_length :].tolist()
         runs = list(zip(new, new[1:], new[2:], strict=False))
         return len(set(runs)) / len(runs)
 
     prompt, settings = shown_decode(loaded, TOY)
-    _, drafted = show(loaded, prompt, settings, None)
-    _, greedy = show(loaded, prompt, settings, None, "greedy")
+    drafted = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
+    greedy = show(loaded, prompt, settings, None, "greedy")
     assert torch.equal(drafted.sequences, greedy.sequences)
     tokens: Any = drafted.sequences[0].tolist()
     assert loaded.tokenizer.decode(tokens).startswith(
@@ -239,7 +239,8 @@ def test_in_a_terminal_greedy_decoding_is_shown_next_to_the_drafted_text(
     assert "\x1b[36m" in written
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written)
     prompt, settings = shown_decode(loaded, replace(TOY, max_new_tokens=16))
-    name, result = show(loaded, prompt, settings, None)
+    name = flagship(system_names(loaded, settings))
+    result = show(loaded, prompt, settings, None, name)
     assert f"(greedy: 16 tokens in 15 calls; {name}: 16 tokens in {result.num_calls} calls; the two take turns" in plain
     heading = next(line for line in reversed(plain.splitlines()) if line.startswith("greedy "))
     assert re.fullmatch(rf"greedy +[\d.]+ tokens/s +{name} +[\d.]+ tokens/s *", heading)

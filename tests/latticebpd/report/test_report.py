@@ -19,7 +19,7 @@ import fst
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring import blocks, compare, rescoring_latency, tally
+from latticebpd.measuring import blocks, compare, latency, rescoring_latency, tally
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import CollectOptions, collect_shards
 from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
@@ -35,6 +35,7 @@ from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer, rescore
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
+from tests.helpers.lattices import top_arcs
 from tests.helpers.pages import check_page
 from tests.helpers.tiny_families import tiny
 from tests.helpers.trigrams import trigram
@@ -280,26 +281,18 @@ def test_bad_requests_are_named(lattices: Path, tmp_path: Path) -> None:
         measure([DataSet("tiny", (lattices,))], {}, replace(OPTIONS, step=100_000))
 
 
-def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path) -> None:
+def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"P": (1, 2), "SLOTS": (2, 4, 6), "WIDTHS": (2, 4, 8), "COUNT": 5, "REPEATS": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(latency, name, value)
     ticks = iter(range(10**6))
     block = next(blocks([lattices]))
-    found = rescoring_latency(
-        block,
-        NgramScorer(trigram()),
-        ps=(1, 2),
-        slots=(2, 4, 6),
-        ks=(2, 4, 8),
-        count=5,
-        repeats=2,
-        clock=lambda: next(ticks),
-    )
+    found = rescoring_latency(block, NgramScorer(trigram()), clock=lambda: next(ticks))
     assert found.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
     assert np.isnan(found.by_shape[:, 2]).all()  # there are no 8 arcs
     assert (found.by_shape[:, :2] == 1000).all()
     with pytest.raises(ValueError, match="at least one lattice"):
         rescoring_latency(block.take(np.zeros(0, int)), NgramScorer(None))
-    with pytest.raises(ValueError, match="expected numbers >= 1"):
-        rescoring_latency(block, NgramScorer(None), ps=(0,))
 
 
 def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> None:
@@ -315,7 +308,7 @@ def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> No
     )
     joined = _shaped(lattices, 5, 2, 2)
     for row in range(2):
-        parts = [lattices[2 * row].top_arcs(2), lattices[2 * row + 1].top_arcs(2).first_slots(2)]
+        parts = [top_arcs(lattices[2 * row], 2), top_arcs(lattices[2 * row + 1], 2).first_slots(2)]
         best = rescore(joined[row], None, p=1)
         apart = [rescore(part, None, p=1) for part in parts]
         assert best.tokens[0].tolist() == [token for found in apart for token in found.tokens[0].tolist()]

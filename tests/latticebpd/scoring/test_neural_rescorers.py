@@ -31,6 +31,7 @@ from latticebpd.scoring.neural.causal_rescorer import CausalRescorer, first_kept
 from latticebpd.scoring.neural.prefix_reader import CachedReader, RecomputingReader
 from latticebpd.scoring.rescoring import check_vocabulary
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.lattices import top_arcs
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 
 DECODERS = ["llama", "gpt2", "opt", "bloom"]
@@ -230,7 +231,7 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
     seen = set()
     for alpha in [1e-9, 0.3, 1.0] * 4:
         lattice, context = random_lattice(rng, 5, 3), rng.integers(0, VOCABULARY, 9).tolist()
-        arcs, guess, settled, rounds = arcs_of(lattice), lattice.top_arcs(1).tokens[:, 0].tolist(), 0, 0
+        arcs, guess, settled, rounds = arcs_of(lattice), top_arcs(lattice, 1).tokens[:, 0].tolist(), 0, 0
         while settled < 5:
             said = [log_probs_after(model, [*context, *guess[:slot]]) for slot in range(5)]
             values = [
@@ -271,7 +272,7 @@ def test_weight_zero_ranks_by_the_lattice_alone(kind: type[CausalRescorer]) -> N
     found = rescore(lattice, rescorer, p=9, alpha=0.0, context=[1])
     assert found.tokens.tolist() == expected.tokens.tolist()
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
-    assert found.tokens[0].tolist() == lattice.top_arcs(1).tokens[:, 0].tolist()
+    assert found.tokens[0].tolist() == top_arcs(lattice, 1).tokens[:, 0].tolist()
     tree = draft_tree(lattice, rescorer, 20, alpha=0.0, context=[1])
     assert prefixes_of(tree) == prefixes_of(draft_tree(lattice, None, 20))
 
@@ -296,7 +297,7 @@ def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> N
     for _ in range(2):
         found = rescorer.rescored(lattices, contexts)
         for lattice, context, mended in zip(lattices, contexts, found, strict=True):
-            draft = lattice.top_arcs(1).tokens[:, 0].tolist()
+            draft = top_arcs(lattice, 1).tokens[:, 0].tolist()
             said = np.stack(
                 [
                     log_probs_after(model, [*context, *draft[:slot]])[lattice.tokens[slot]]

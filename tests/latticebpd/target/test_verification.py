@@ -122,7 +122,7 @@ def test_forgotten_pass_leaves_no_trace(model: BlockwiseLM) -> None:
     verifier.prefill([[5, 8, 2], [4]])
     trees = [DraftTree.from_paths([[3, 4], [5]]), DraftTree.from_paths([[6]])]
     before = verifier.verify([1, 2], trees).hidden
-    verifier.forget()
+    verifier.cut([3, 1])
     torch.testing.assert_close(verifier.verify([1, 2], trees).hidden, before)
 
 
