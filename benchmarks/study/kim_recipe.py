@@ -164,45 +164,42 @@ class RecipeCounts(Counts):
         return [row for row in read_csv(path) if row["heads"] == str(self.heads)]
 
 
+def counted(folder: Path) -> dict[int, RecipeCounts]:
+    """The counts of every number of heads that has some."""
+    every = {heads: RecipeCounts(folder, NAMES, heads) for heads in HEADS}
+    return {heads: counts for heads, counts in every.items() if counts.calls}
+
+
 def efficiency_lines(every: Mapping[int, RecipeCounts]) -> list[list[str]]:
-    """By task: perplexity, block efficiency and the oracle's of the models with 3, 6 and 9 heads."""
-    tasks = every[HEADS[-1]].tasks
-    perplexities = [{row["task"]: row["perplexity"] for row in counts.rows("models")} for counts in every.values()]
+    """By task and number of heads: held-out perplexity, block efficiency, the oracle's."""
     return [
         [
             TITLES[task],
-            *(f"{float(each[task]):.1f}" for each in perplexities),
-            *(valued(counts.efficiency(task, system)) for system in ("vanilla", "oracle") for counts in every.values()),
+            str(heads),
+            perplexity,
+            *(valued(counts.efficiency(task, each)) for each in ("vanilla", "oracle")),
         ]
-        for task in tasks
+        for task in NAMES
+        for heads, counts in every.items()
+        for perplexity in (row["perplexity"] for row in counts.rows("models") if row["task"] == task)
     ]
 
 
 def gain_lines(counts: Counts) -> list[list[str]]:
     """By task, and over the texts of all: what rescoring, and trees, gain, in %."""
-    return [[TITLES[task], *(gained(counts.gain(task, *pair)) for pair in GAINS)] for task in (*counts.tasks, "all")]
+    tasks = (*counts.tasks, "all")
+    return [[TITLES[task], *(gained(counts.gain(task, *pair)) for pair in GAINS)] for task in tasks]
 
 
 def correlation_lines(counts: Counts) -> list[list[str]]:
     """Pearson's r across tasks."""
     means, efficiencies = entropies(counts)
-    lines = [
-        [
-            f"{name}; block efficiency",
-            correlation(zip(([measure(task) for task in each] for each in means), efficiencies, strict=True)),
-        ]
-        for name, measure in QUANTITIES.items()
-    ]
+    pairs = {name: [[measure(task) for task in each] for each in means] for name, measure in QUANTITIES.items()}
     for pair in GAINS:
-        sums = [
-            [counts.column(name, task)[drawn].sum(axis=1) for name in ("vanilla", *pair)]
-            for task, drawn in draws(counts)
-        ]
-        _, own, other = np.array(sums).transpose(1, 2, 0)
-        lines.append(
-            [f"block efficiency; gain of {named(pair)}", correlation(zip(efficiencies, other / own, strict=True))]
-        )
-    return lines
+        sums = [[counts.column(name, task)[drawn].sum(axis=1) for name in pair] for task, drawn in draws(counts)]
+        own, other = np.array(sums).transpose(1, 2, 0)
+        pairs[f"gain of {named(pair)}"] = other / own
+    return [[name, correlation(zip(each, efficiencies, strict=True))] for name, each in pairs.items()]
 
 
 def named(pair: tuple[str, str]) -> str:
@@ -218,28 +215,26 @@ def figure(counts: Counts) -> Figure:
     means, efficiencies = (each[0] for each in entropies(counts))
     for number, pair in enumerate(GAINS[:4]):
         middle, low, high = np.array([counts.gain(task, *pair) for task in counts.tasks]).T
-        color = SERIES[number].light
-        left.errorbar(
-            efficiencies, middle, (middle - low, high - middle), fmt=MARKERS[number], color=color, label=named(pair)
-        )
+        style = {"fmt": MARKERS[number], "color": SERIES[number].light, "label": named(pair)}
+        left.errorbar(efficiencies, middle, (middle - low, high - middle), **style)
     left.set(xlabel="block efficiency", ylabel="gain, %")
     left.legend(fontsize=7)
-    peaks = [h_max(each)[0] for each in means]
-    right.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
-    for peak, efficiency, task in zip(peaks, efficiencies, counts.tasks, strict=True):
+    for task, own, efficiency in zip(counts.tasks, means, efficiencies, strict=True):
+        peak = h_max(own)[0]
+        right.plot(peak, efficiency, MARKERS[0], color=SERIES[0].light)
         right.annotate(TITLES[task], (peak, efficiency), xytext=(4, 3), textcoords="offset points", fontsize=7)
     right.set(xlabel="h_max", ylabel="block efficiency", xlim=(0.5, 10.5))
     return drawn
 
 
 def show(folder: Path) -> None:
-    every = {heads: RecipeCounts(folder, NAMES, heads) for heads in HEADS}
+    every = counted(folder)
     counts = every[HEADS[-1]]
-    head = [f"{what}, h={heads}" for what in ("perplexity", "block efficiency", "oracle") for heads in HEADS]
-    table("Table 1 and 10 in small", ("task", *head), efficiency_lines(every))
+    head = ("task", "heads", "perplexity", "block efficiency", "oracle (k=16)")
+    table("Tables 1 and 10 in small", head, efficiency_lines(every))
     table("gains with 9 heads, %", ("task", *map(named, GAINS)), gain_lines(counts))
     print(f"\nentropies, nats\n\n{table_entropy(counts)}")
-    table("", (f"across {len(counts.tasks)} tasks", "r"), correlation_lines(counts))
+    table("", (f"block efficiency and, across {len(counts.tasks)} tasks", "r"), correlation_lines(counts))
     figure(counts).savefig(folder / "kim-recipe.png", dpi=150)
 
 
