@@ -19,37 +19,26 @@ import argparse
 import csv
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
+import fst
 from benchmarks.common import err, options, read_csv, run, set_up, signature, table, with_interval
 from fst.files import replacing
+from latticebpd import jacobi as algorithms
 from latticebpd import load
 from latticebpd.cli.jacobi_inputs import read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.jacobi import (
-    DraftedInitial,
-    LengthRatio,
-    NgramContinuation,
-    RandomTokens,
-    SourceCopy,
-    gauss_seidel_jacobi,
-    hybrid_jacobi,
-    jacobi,
-)
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, System, SystemRun, compare, parallel, stock
-from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.target.stock_model import BaseModel
 
 BEAM = "beam 5"
-ESTIMATE = LengthRatio(1.5, 5.0)
+ESTIMATE = algorithms.LengthRatio(1.5, 5.0)
 HEAD = ("system", "iterations", "over greedy", "seconds", "over greedy", "over beam 5", "FLOPs", "FLOPs / speedup")
 
 
@@ -61,23 +50,27 @@ def whole(model: Any, new: int, initial: Any = None, known: bool = True) -> Syst
     """PJ, of a known or estimated length."""
 
     def decode(batch: Batch) -> Any:
-        return jacobi(model, batch.ids, initial, batch.lengths if known else ESTIMATE, **common(batch, new))
+        return algorithms.jacobi(model, batch.ids, initial, batch.lengths if known else ESTIMATE, **common(batch, new))
 
     return parallel(model, decode)
 
 
-def blocks(model: Any, new: int, size: int, initial: Any = None) -> System:
+def blocks(model: Any, new: int, size: int) -> System:
     """PGJ."""
 
     def decode(batch: Batch) -> Any:
-        return gauss_seidel_jacobi(model, batch.ids, size, initial, batch.lengths, **common(batch, new))
+        return algorithms.gauss_seidel_jacobi(model, batch.ids, size, None, batch.lengths, **common(batch, new))
 
     return parallel(model, decode)
 
 
 def hybrid(model: Any, new: int, size: int, initial: Any = None) -> System:
     """HGJ."""
-    return parallel(model, lambda batch: hybrid_jacobi(model, batch.ids, size, initial, **common(batch, new)))
+
+    def decode(batch: Batch) -> Any:
+        return algorithms.hybrid_jacobi(model, batch.ids, size, initial, **common(batch, new))
+
+    return parallel(model, decode)
 
 
 def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_tokens: int) -> dict[str, System]:
@@ -92,15 +85,14 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
         "PGJ, b = 3": pgj(3),
         "HGJ, b = 3": hgj(3),
         "HGJ, b = 1": hgj(1),
-        "HGJ, b = 3, random": hgj(3, RandomTokens(BaseModel.of(model).vocab_size)),
-        "HGJ, b = 3, source": hgj(3, SourceCopy()),
+        "HGJ, b = 3, random": hgj(3, algorithms.RandomTokens(BaseModel.of(model).vocab_size)),
+        "HGJ, b = 3, source": hgj(3, algorithms.SourceCopy()),
     }
-    scorer = as_scorer(lm)
-    if isinstance(scorer, NgramScorer) and scorer.lm is not None:
-        chosen["HGJ, b = 3, n-gram"] = hgj(3, NgramContinuation(scorer.lm))
+    if lm is not None:
+        chosen["HGJ, b = 3, n-gram"] = hgj(3, algorithms.NgramContinuation(fst.NgramModel.load(lm)))
     for name, path in (("0-gram", None), ("n-gram", lm)) if heads is not None else ():
         if name == "0-gram" or path is not None:
-            initial = DraftedInitial(PathsDrafter(heads, path, p=1))
+            initial = algorithms.DraftedInitial(PathsDrafter(heads, path, p=1))
             for size in (3, heads.num_heads):
                 chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(heads, max_new_tokens, size, initial)
             chosen[f"PJ, lattice, {name}"] = whole(heads, max_new_tokens, initial)
@@ -135,46 +127,33 @@ def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-@dataclass
 class Results:
-    """Decodes: of every data set and number of threads, text by text, what each system did.
+    """Decodes, text by text, of all systems.
 
     path: the CSV file that keeps them; what it holds at first is taken up, a text that was cut short by a kill left
-    out.
+    out.  data: the name of the texts.
     """
-
-    path: Path
-    systems: list[str]
-    rows: list[dict[str, Any]] = field(default_factory=list)
 
     COLUMNS = ("data", "threads", "text", "system", "seconds", "passes", "flops", "tokens")
 
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+    def __init__(self, path: Path, systems: Sequence[str], data: str) -> None:
+        self.path, self.data, self.rows = path, data, list[dict[str, Any]]()
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             found = list(csv.DictReader(line for line in lines if line.endswith("\n")))
-            self.rows = found[: len(found) // len(self.systems) * len(self.systems)]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            self.rows = found[: len(found) // len(systems) * len(systems)]
+        self.done = len(self.rows) // len(systems)
+        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.COLUMNS)
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def of(self, data: str, threads: int, texts: Container[int]) -> dict[str, SystemRun]:
-        """What was measured so far, of texts by number."""
-        own = [
-            row
-            for row in self.rows
-            if row["data"] == data and int(row["threads"]) == threads and int(row["text"]) in texts
-        ]
-        return {name: SystemRun(name) for name in self.systems} | runs_of(own)
-
-    def add(self, data: str, threads: int, text: int, found: dict[str, SystemRun]) -> None:
+    def add(self, text: int, found: dict[str, SystemRun]) -> None:
         """A text's decodes by all systems."""
         new = []
         for name, each in found.items():
             cost = (each.seconds[0], each.passes[0], (each.flops or [0])[0], " ".join(map(str, each.tokens[0])))
-            new.append(dict(zip(self.COLUMNS, (data, threads, text, name, *cost), strict=True)))
+            new.append(dict(zip(self.COLUMNS, (self.data, 1, text, name, *cost), strict=True)))
         self.rows += new
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.COLUMNS).writerows(new)
@@ -184,38 +163,34 @@ def in_turns(
     base: BaseModel,
     chosen: dict[str, System],
     spelled: Sequence[Sequence[int]],
-    kept: Sequence[int],
-    data: str,
-    threads: int,
     results: Results,
     lenient: Container[str] = (BEAM,),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, SystemRun]:
-    """Decode what is not decoded yet of the texts ``kept``, by number.
+    """Decode the texts that are not decoded yet.
 
     Raises:
         ValueError: a system that is not lenient writes another text than greedy decoding.
     """
-    fill, done = GenerationSettings(base).fill_id, len(results.of(data, threads, kept)[GREEDY].tokens)
+    fill, done = GenerationSettings(base).fill_id, results.done
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task(f"{data}, {threads} threads", total=len(kept), completed=done)
-        for number in kept[done:]:
-            warm_ups, left = int(number == kept[done]), not base.is_encoder_decoder
-            found = compare(chosen, [spelled[number]], fill, left, warm_ups=warm_ups, clock=clock)
+        task = progress.add_task(results.data, total=len(spelled), completed=done)
+        for number, text in enumerate(spelled[done:], done):
+            warm_ups, left = int(number == done), not base.is_encoder_decoder
+            found = compare(chosen, [text], fill, left, warm_ups=warm_ups, clock=clock)
             for name, each in found.items():
                 if name not in lenient and each.differing(found[GREEDY]):
-                    raise ValueError(f"{data}, text {number}: {name}: expected greedy decoding's text, got another")
-            results.add(data, threads, number, found)
+                    raise ValueError(f"text {number}: {name}: expected greedy decoding's text, got another")
+            results.add(number, found)
             progress.advance(task)
-    return results.of(data, threads, kept)
+    return runs_of(results.rows)
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("texts", type=Path, nargs="?", help=".jsonl with sources, or plain text, one a line")
     parser.add_argument("--model", type=Path, help="directory of the model")
-    about = "directory of the same model with heads, for lattices as initial values"
-    parser.add_argument("--heads", type=Path, help=about)
+    parser.add_argument("--heads", type=Path, help="the same model with heads, for lattices as initial values")
     parser.add_argument("--lm", type=Path, help="n-gram model over its tokens")
     parser.add_argument("--source", default="en", help="field of the sentences")
     parser.add_argument("--limit", type=int, help="texts, at most")
@@ -239,10 +214,10 @@ def measure(given: argparse.Namespace) -> None:
     if heads is not None and not isinstance(heads, BlockwiseLM):
         raise ValueError(f"{given.heads}: expected a model with heads, got one without")
     chosen = systems(base, heads, given.lm, given.max_new_tokens)
-    results = Results(given.output, [*chosen])
+    results = Results(given.output, [*chosen], given.texts.stem)
     texts = read_texts(given.texts, given.source, None, None, given.limit).inputs
     spelled = [tokenizer(text)["input_ids"] for text in texts]  # type: ignore[operator]
-    in_turns(base, chosen, spelled, range(len(spelled)), given.texts.stem, 1, results)
+    in_turns(base, chosen, spelled, results)
     signature(texts=len(texts))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import options, recorded, run, signature, table, usage
+from benchmarks.common import columns, grouped, options, recorded, run, signature, table, usage
 from lm_training.ngram.counts import TokenStream
 from lm_training.ngram.kenlm import write_sentences
 
@@ -52,9 +52,8 @@ def compare(given: argparse.Namespace, size: int, scratch: Path) -> list[dict[st
     with text.open("wb") as file:
         write_sentences(TokenStream.of(tokens, 0), None, file)
     settings = f"--order {ORDER} --min-count {MIN_COUNT} --memory {MEMORY} --threads {given.threads}"
-    programs = {
-        OURS: ([sys.executable, "-m", "latticebpd", "lm", "train", corpus, *settings.split(), "-o", ours], ours)
-    }
+    estimate = [sys.executable, "-m", "latticebpd", "lm", "train", corpus, *settings.split(), "-o", ours]
+    programs = {OURS: (estimate, ours)}
     if not given.alone:
         prune = [str(int(count) - 1) for count in MIN_COUNT.split(",")]
         settings = f"-o {ORDER} -S {MEMORY} -T {scratch} --discount_fallback --arpa {theirs} --prune"
@@ -72,12 +71,9 @@ def compare(given: argparse.Namespace, size: int, scratch: Path) -> list[dict[st
 
 def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """The table's lines: the fastest of a program's runs, and the most memory."""
-    runs: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in rows:
-        runs.setdefault((row["tokens"], row["program"]), []).append(row)
     lines = []
-    for (tokens, program), own in runs.items():
-        best, memory = min(own, key=lambda row: float(row["seconds"])), max(float(row["mb"]) for row in own)
+    for (tokens, program), own in grouped(rows, "tokens", "program").items():
+        best, memory = min(own, key=lambda row: float(row["seconds"])), columns(own, "mb").max()
         seconds, cpu = float(best["seconds"]), float(best["cpu"])
         speed = f"{int(tokens) / seconds:,.0f}"
         cells = (f"{seconds:.2f}", f"{cpu:.2f}", speed, f"{memory:,.0f}", f"{int(best['ngrams']):,}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import options, recorded, set_up, signature, table
+from benchmarks.common import grouped, options, recorded, set_up, signature, table
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, TreeDrafter, check_lossless, generate, load
 from latticebpd.drafters.bundled import MODEL, load_prompts
 
@@ -56,11 +56,8 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """The table's lines."""
-    by_system: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in rows:
-        by_system.setdefault((row["precision"], row["decoded by"]), []).append(row)
     lines = []
-    for (precision, name), own in by_system.items():
+    for (precision, name), own in grouped(rows, "precision", "decoded by").items():
         margins = [float(row["margin"]) for row in own if row["margin"]]
         tokens, greatest = sum(int(row["tokens"]) for row in own), f"{max(margins):.4f}" if margins else "-"
         lines.append([precision, name, f"{len(margins)} of {len(own)}", f"{tokens:,}", greatest])

@@ -16,43 +16,32 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import fst
-from benchmarks.common import err, options, recorded, run, signature, table
+from benchmarks.common import columns, err, grouped, options, recorded, run, signature, table
+from benchmarks.smollm2.trees import narrowed
+from latticebpd.lattices.lattice_set import LatticeSet
 
 PS, KS, SLOTS, NODES = (1, 2, 4, 8, 16, 64, 256, 1024), (2, 4, 8, 16), (4, 8), (16, 64, 256)
 MAX_P = 16
 """Of OpenFst."""
 CORE, OPENFST, PATHS, TREE = "core", "OpenFst C++", "best paths", "tree"
 REPEATS = 5
-Key = tuple[str, str, str, int, int, int]
-"""Case, method, search, slots, k, and paths or nodes."""
 COLUMNS = ("case", "by", "search", "slots", "k", "size", "lattice", "us")
+"""Case, method, search, slots, k, and paths or nodes; a lattice, and its time."""
 
 
-class Lattices(NamedTuple):
-    tokens: np.ndarray  # [n, slots, k], columns by falling log-probability
-    log_probs: np.ndarray
-    contexts: np.ndarray  # [n, c], -1 pads on the left
-
-    @classmethod
-    def read(cls, path: Path, count: int) -> Lattices:
-        with np.load(path) as file:
-            order = np.argsort(-file["log_probs"][:count], axis=-1, kind="stable")
-            tokens = np.take_along_axis(file["tokens"][:count], order, -1).astype(np.int32)
-            log_probs = np.take_along_axis(file["log_probs"][:count], order, -1).astype(np.float64)
-            return cls(tokens, log_probs, file["context"][:count].astype(np.int64))
-
-    def cut(self, slots: int, k: int) -> Lattices:
-        """The first slots and best k."""
-        return Lattices(*(np.ascontiguousarray(each[:, :slots, :k]) for each in self[:2]), self.contexts)
-
-    def context(self, i: int) -> list[int]:
-        return [int(token) for token in self.contexts[i] if token >= 0]
+def cut(lattices: LatticeSet, slots: int, k: int) -> LatticeSet:
+    """The first slots and best k, columns by falling log-probability."""
+    best = narrowed(lattices, k)
+    arrays = (np.ascontiguousarray(each[:, :slots]) for each in (best.tokens, best.log_probs, best.continuation))
+    tokens, log_probs, continuation = arrays
+    return replace(best, tokens=tokens, log_probs=log_probs.astype(float), continuation=continuation, entropy=None)
 
 
 def microseconds(work: Callable[[int], object], n: int) -> np.ndarray:
@@ -78,11 +67,11 @@ def compiled(directory: Path) -> Path | None:
     return binary
 
 
-def openfst(command: Sequence[object], lattices: Lattices) -> tuple[np.ndarray, list[np.ndarray]]:
+def openfst(command: Sequence[object], lattices: LatticeSet) -> tuple[np.ndarray, list[np.ndarray]]:
     """Microseconds ``[n]``, and the p best scores of each lattice."""
     lines = []
     for i, (tokens, log_probs) in enumerate(zip(lattices.tokens, lattices.log_probs, strict=True)):
-        context = lattices.context(i)[-3:]
+        context = lattices.context_of(i)[-3:]
         lines.append(f"{len(tokens)} {len(context)} {' '.join(map(str, context))}")
         for slot in zip(tokens.tolist(), log_probs.tolist(), strict=True):
             arcs = [f"{token} {log_prob:.9g}" for token, log_prob in zip(*slot, strict=True)]
@@ -99,60 +88,57 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         binary = compiled(Path(scratch))
         for case, lm_path, path in given.case:
-            lm, whole = fst.NgramModel.load(lm_path), Lattices.read(Path(path), given.count)
+            lm, every = fst.NgramModel.load(lm_path), LatticeSet.load(path)
+            whole = cut(every.take(np.arange(len(every))[: given.count]), *every.tokens.shape[1:])
 
             def add(times: np.ndarray, *key: Any, case: str = case) -> None:
                 rows.extend(dict(zip(COLUMNS, (case, *key, i, each), strict=True)) for i, each in enumerate(times))
 
-            for slots, k, p in dict.fromkeys(
-                [(8, 16, p) for p in PS] + [(slots, k, 16) for slots in SLOTS for k in KS]
-            ):
-                cut = whole.cut(slots, k)
+            grid = [(8, 16, p) for p in PS] + [(slots, k, 16) for slots in SLOTS for k in KS]
+            for slots, k, p in dict.fromkeys(grid):
+                short = cut(whole, slots, k)
 
-                def nbest(i: int, of: Lattices = cut, p: int = p, lm: fst.NgramModel = lm) -> Any:
-                    return fst.nbest_paths(of.tokens[i], of.log_probs[i], lm, p, 1.0, of.context(i))
+                def nbest(i: int, of: LatticeSet = short, p: int = p, lm: fst.NgramModel = lm) -> Any:
+                    return fst.nbest_paths(of.tokens[i], of.log_probs[i], lm, p, 1.0, of.context_of(i))
 
-                add(microseconds(nbest, len(cut.tokens)), CORE, PATHS, slots, k, p)
+                add(microseconds(nbest, len(short)), CORE, PATHS, slots, k, p)
                 if binary is not None and p <= MAX_P:
-                    times, scores = openfst([binary, lm_path, p, 3], cut)
+                    times, scores = openfst([binary, lm_path, p, 3], short)
                     for i, found in enumerate(scores):
-                        ours, theirs = nbest(i)[1], found - lm.score(cut.context(i)[-3:])
+                        ours, theirs = nbest(i)[1], found - lm.score(short.context_of(i)[-3:])
                         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=1e-4):
                             raise ValueError(f"{case}, lattice {i}: expected OpenFst's {theirs[:3]}, got {ours[:3]}")
                     add(times, OPENFST, PATHS, slots, k, p)
             for nodes in NODES:
 
-                def tree(i: int, nodes: int = nodes, lm: fst.NgramModel = lm, of: Lattices = whole) -> Any:
-                    return fst.best_first_tree(of.tokens[i], of.log_probs[i], lm, nodes, 1.0, of.context(i))
+                def tree(i: int, nodes: int = nodes, lm: fst.NgramModel = lm, of: LatticeSet = whole) -> Any:
+                    return fst.best_first_tree(of.tokens[i], of.log_probs[i], lm, nodes, 1.0, of.context_of(i))
 
-                add(microseconds(tree, len(whole.tokens)), CORE, TREE, 8, 16, nodes)
+                add(microseconds(tree, len(whole)), CORE, TREE, 8, 16, nodes)
     return rows
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> list[tuple[tuple[str, ...], list[list[str]]]]:
     """Heads and lines: both methods on 8 x 16, by p, by slots and k."""
-    times: dict[Key, list[float]] = {}
-    for row in rows:
-        key = (row["case"], row["by"], row["search"], int(row["slots"]), int(row["k"]), int(row["size"]))
-        times.setdefault(key, []).append(float(row["us"]))
-    cases, methods = (list(dict.fromkeys(row[name] for row in rows)) for name in ("case", "by"))
+    times = {key: columns(own, "us")[0] for key, own in grouped(rows, *COLUMNS[:6]).items()}
+    cases, methods = (list(grouped(rows, name)) for name in ("case", "by"))
 
-    def median(*key: Any, spread: bool = False) -> str:
-        if key not in times:
+    def median(case: str, by: str, search: str, *sizes: int, spread: bool = False) -> str:
+        own = times.get((case, by, search, *map(str, sizes)))
+        if own is None:
             return ""
-        high = f" ({np.percentile(times[key], 95):,.1f})" if spread else ""
-        return f"{np.median(times[key]):,.1f}{high}"
+        return f"{np.median(own):,.1f}" + (f" ({np.percentile(own, 95):,.1f})" if spread else "")
 
     def ratio(case: str) -> str:
-        ours, theirs = (np.median(times[case, by, PATHS, 8, 16, 16]) for by in (CORE, OPENFST))
+        ours, theirs = (np.median(times[case, by, PATHS, "8", "16", "16"]) for by in (CORE, OPENFST))
         return f"**{theirs / ours:.1f}**"
 
     both = [[f"16 best paths, {by}", *(median(c, by, PATHS, 8, 16, 16, spread=True) for c in cases)] for by in methods]
     if OPENFST in methods:
         both.append(["... over the core", *map(ratio, cases)])
-    both += [
-        [f"tree of {n} nodes, core", *(median(c, CORE, TREE, 8, 16, n, spread=True) for c in cases)] for n in NODES
-    ]
+    for nodes in NODES:
+        times_of_trees = (median(case, CORE, TREE, 8, 16, nodes, spread=True) for case in cases)
+        both.append([f"tree of {nodes} nodes, core", *times_of_trees])
     by_p = [[f"{case}, {by}", *(median(case, by, PATHS, 8, 16, p) for p in PS)] for case in cases for by in methods]
     by_size = [
         [f"{case}, {slots} slots, {by}", *(median(case, by, PATHS, slots, k, 16) for k in KS)]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import options, recorded, run, signature, table
+from benchmarks.common import columns, grouped, options, recorded, run, signature, table
 from latticebpd.drafters.bundled import LM
 
 SIZES = ((20, 2), (100, 2), (100, 4), (1000, 2))
@@ -105,11 +105,11 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """The table's lines: medians over lattices."""
-    own: dict[tuple[str, ...], list[list[float]]] = {}
-    for row in rows:
-        about = (f"{row['states']} states, {row['arcs']} arcs each", row["p"])
-        own.setdefault(about, []).append([float(row[name]) for name in SYSTEMS])
-    return [[*about, *(f"{each:.3g}" for each in np.median(times, axis=0))] for about, times in own.items()]
+    lines = []
+    for (states, arcs, p), own in grouped(rows, "states", "arcs", "p").items():
+        times = np.median(columns(own, *SYSTEMS), axis=1)
+        lines.append([f"{states} states, {arcs} arcs each", p, *(f"{each:.3g}" for each in times)])
+    return lines
 
 
 def main() -> None:

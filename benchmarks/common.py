@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, resumable stages, files, bootstrap intervals, tables, clocks."""
+"""What the benchmarks share: options, resumable stages, files, bootstrap intervals, tables, programs that are timed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +42,12 @@ def options(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc if whole else (doc or "").split("\n\n")[0], formatter_class=form)
 
 
-def pair_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", default="en", help="field of the sentences")
-    parser.add_argument("--target", default="de", help="field of their translations")
-
-
-def named(text: str) -> tuple[str, Path]:
-    """``NAME=PATH``, for an option."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
-    return name, Path(path)
-
-
-def selected(systems: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Systems by name; all where no names are given."""
-    if unknown := [name for name in names or () if name not in systems]:
-        raise ValueError(f"expected systems among {', '.join(systems)}, got {unknown[0]}")
-    return {name: systems[name] for name in names or systems}
+def named(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``, for an option."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
 
 
 def program() -> str:
@@ -112,13 +101,10 @@ def stored(path: Path, make: Callable[[], Any]) -> Any:
     return read_json(stage(path, lambda: write_json(path, make())))
 
 
-def claim(directory: Path, settings: dict[str, Any]) -> None:
-    """Note what a directory's results are made with; ValueError where they were begun with something else."""
-    note = directory / NOTE
-    if not note.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(note, settings)
-    known = read_json(note)
+def claim(directory: Path, arguments: argparse.Namespace, names: str) -> None:
+    """Note the options that a directory's results are made with; ValueError where it was begun with others."""
+    settings = {name: str(getattr(arguments, name)) for name in names.split()}
+    known = stored(directory / NOTE, lambda: settings)
     for name, value in settings.items():
         if known.get(name) != value:
             found = f"holds results with {name} {known.get(name)}, asked for is {value}"
@@ -166,9 +152,29 @@ def recorded(
     if given.table is None:
         if given.output is None:
             parser.error("expected -o, or --table")
-        given.output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(given.output, measure(given))
     return read_csv(given.table or given.output)
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
+    """Rows by their value of a column, or by their values of several, in the order of each value's first row."""
+    key, found = itemgetter(*names), dict[Any, list[Mapping[str, Any]]]()
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def in_turn(items: Iterable[Any], kind: Callable[[Any], object]) -> list[Any]:
+    """Items in the order of first ones of every kind, second ones and so on."""
+    kinds: dict[object, list[Any]] = {}
+    for item in items:
+        kinds.setdefault(kind(item), []).append(item)
+    return [each for rank in zip_longest(*kinds.values()) for each in rank if each is not None]
+
+
+def columns(rows: Sequence[Mapping[str, Any]], *names: str) -> np.ndarray:
+    """``[names, rows]``, numbers; NaN where a cell is empty."""
+    return np.array([[float(row[name] or "nan") for row in rows] for name in names])
 
 
 # ---------------------------------------------------------------- intervals
@@ -204,9 +210,15 @@ def with_interval(value: float, low: float, high: float, places: int = 2) -> str
     return f"{value:.{places}f} ({low:.{places}f} to {high:.{places}f})"
 
 
-def spread(row: Mapping[str, Any], name: str, places: int = 2) -> str:
+def interval_of(row: Mapping[str, Any], name: str) -> Interval:
     """A value and its interval, from such columns."""
-    return with_interval(*(float(row[f"{name}{end}"]) for end in ENDS), places=places)
+    value, low, high = (float(row[f"{name}{end}"]) for end in ENDS)
+    return value, low, high
+
+
+def spread(row: Mapping[str, Any], name: str, places: int = 2) -> str:
+    """A value and its interval from such columns, as tables have them."""
+    return with_interval(*interval_of(row, name), places=places)
 
 
 # ---------------------------------------------------------------- tables and signatures
@@ -237,7 +249,7 @@ def signature(**about: Any) -> dict[str, Any]:
     return found
 
 
-# ---------------------------------------------------------------- clocks
+# ---------------------------------------------------------------- programs
 LAUNCHER = """
 import json, os, subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -261,16 +273,3 @@ def usage(command: Sequence[object], stdin: Path | None = None) -> dict[str, flo
     if status:
         raise ValueError(f"{' '.join(words)}: failed\n{done.stderr}")
     return {"seconds": time.perf_counter() - start, "cpu": cpu, "mb": memory / 1e6}
-
-
-class Clock:
-    """Seconds, after the device has finished its work."""
-
-    def __init__(self, kind: str = "wall", device: torch.device | None = None) -> None:
-        self.read = time.process_time if kind == "cpu" else time.perf_counter
-        self.synchronize = device is not None and device.type == "cuda"
-
-    def __call__(self) -> float:
-        if self.synchronize:
-            torch.cuda.synchronize()
-        return self.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.common import (
-    ENDS,
-    Interval,
-    interval,
-    markdown,
-    pooled,
-    read_json,
-    spread,
-    stored,
-    with_ends,
-    write_json,
-)
+from benchmarks.common import Interval, interval, pooled, slug, spread, stored, table, with_ends
 from fst.files import replacing
-from latticebpd import BlockwiseLM, generate
+from latticebpd import BlockwiseLM, Exact, generate
 from latticebpd.report.theme import MARKERS, SERIES, png
 
 RESULTS = Path(__file__).parent / "study" / "results"
@@ -43,8 +32,7 @@ class Decoded:
     """One system on all texts.
 
     rows: new tokens of each text.  tokens, calls: ``[texts]``, what the calls after the prefill committed, and their
-    number; without a trace ``[batches]``.  verified: drafted tokens in all.  seconds: of each text; a batch's are
-    shared equally.
+    number.  verified: drafted tokens in all.  seconds: of each text; a batch's are shared equally.
     """
 
     rows: list[list[int]] = field(default_factory=list)
@@ -53,24 +41,9 @@ class Decoded:
     verified: int = 0
     seconds: list[float] = field(default_factory=list)
 
-    def add(self, other: Decoded) -> None:
-        """Further texts."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-    @property
-    def iterations(self) -> float:
-        """Calls a text."""
-        return sum(self.calls) / len(self.rows)
-
     @property
     def tokens_per_call(self) -> float:
         return sum(self.tokens) / sum(self.calls)
-
-    @property
-    def accepted(self) -> Interval:
-        """Mean accepted block size (Stern 2018, section 7), pooled over all texts, and its interval."""
-        return pooled(np.array(self.tokens), np.array(self.calls))
 
 
 def ended(row: Sequence[int], end: int) -> list[int]:
@@ -86,7 +59,6 @@ def decode(
     max_new: int,
     rows: int = 50,
     clock: Callable[[], float] = time.process_time,
-    trace: bool = True,
 ) -> Decoded:
     """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
     base = model.base if isinstance(model, BlockwiseLM) else model
@@ -104,12 +76,10 @@ def decode(
             drafter = system[0]()
             if hasattr(drafter, "read"):
                 drafter.read(part)
-            out = generate(model, ids, drafter, system[1], max_new, attention_mask=mask, trace=trace)
-            sequences, committed = out.sequences, np.zeros((len(part) if trace else 1, 2), int)
+            out = generate(model, ids, drafter, system[1], max_new, attention_mask=mask, trace=True)
+            sequences, committed = out.sequences, np.zeros((len(part), 2), int)
             for step in out.trace or ():
                 committed[step.row] += len(step.committed), 1
-            if not trace:
-                committed[0] = np.arange(len(out.accept_counts)) @ out.accept_counts, out.num_calls
             found.tokens += committed[:, 0].tolist()
             found.calls += committed[:, 1].tolist()
             found.verified += out.verified_tokens
@@ -147,44 +117,77 @@ def counts_row(found: Decoded, texts: Sequence[str], references: Sequence[str]) 
     }
 
 
+def accepted_size(tokens: np.ndarray, calls: np.ndarray) -> Interval:
+    """Mean accepted block size (Stern 2018, section 7), pooled over all texts; 1 where no calls were counted."""
+    return pooled(tokens, calls) if calls.any() else (1.0, 1.0, 1.0)
+
+
 def measures_of(row: Mapping[str, str]) -> dict[str, float]:
     """Mean accepted block size and BLEU of a `counts_row`, with intervals over texts."""
     tokens, calls, *statistics = (np.array(row[name].split(), int) for name in COUNTED)
     totals = [np.maximum(statistics[0] - shorter, 0) for shorter in range(4)]
     sums = np.stack([*statistics, *totals], axis=-1)
-    accepted = pooled(tokens, calls) if calls.any() else (1.0, 1.0, 1.0)
     bleu = interval(lambda drawn: bleu_of(sums[drawn].sum(axis=-2)), len(sums))
-    return with_ends("accepted", accepted) | with_ends("BLEU", bleu)
+    return with_ends("accepted", accepted_size(tokens, calls)) | with_ends("BLEU", bleu)
 
 
-def stored_decodes(path: Path, model: Any, sources: Sequence[Sequence[int]], system: System, max_new: int) -> Decoded:
-    """`decode` from its JSON file, done first if that is missing."""
-    return Decoded(**stored(path, lambda: vars(decode(model, sources, system, max_new))))
+@dataclass(frozen=True)
+class Decodes:
+    """Decodes of the same sources, each in a JSON file of the folder; what is missing is decoded first."""
+
+    folder: Path
+    sources: Sequence[Sequence[int]]
+    max_new: int
+
+    def __call__(
+        self, name: str, model: Any, drafter: Callable[[], Any], rule: Any, wanted: list[list[int]] | None = None
+    ) -> Decoded:
+        """ValueError where exact acceptance writes other texts than those ``wanted``."""
+        path = self.folder / f"{slug(name)}.json"
+        found = Decoded(**stored(path, lambda: vars(decode(model, self.sources, (drafter, rule), self.max_new))))
+        if wanted is not None and isinstance(rule, Exact) and found.rows != wanted:
+            raise ValueError(f"{name}: expected generate()'s texts, got others")
+        return found
 
 
-def timed(
-    path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int
-) -> None:
-    """CPU seconds a token, tokens and calls of every source by itself, systems in turns; the first source warms up.
+def in_turns(
+    systems: Mapping[str, tuple[Any, System]],
+    sources: Sequence[Sequence[int]],
+    max_new: int,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[Decoded]]:
+    """Every source by itself, systems in turns; the first source warms up.
 
     systems: model and system by name.
     """
-    found: dict[str, list[list[float]]] = {name: [] for name in systems}
-    for source in [sources[0], *sources]:
+    found: dict[str, list[Decoded]] = {name: [] for name in systems}
+    for source in [*sources[:1], *sources]:
         for name, (model, system) in systems.items():
-            run = decode(model, [source], system, max_new)
-            found[name].append([run.seconds[0] / len(run.rows[0]), run.tokens[0], run.calls[0]])
-    write_json(path, {name: rows[1:] for name, rows in found.items()})
+            found[name].append(decode(model, [source], system, max_new, clock=clock))
+    return {name: runs[1:] for name, runs in found.items()}
 
 
-def speed_rows(path: Path) -> list[dict[str, Any]]:
-    """What `timed` measured, for a CSV file: every system against the first."""
-    taken = {name: np.array(rows).T for name, rows in read_json(path).items()}
-    greedy, rows = next(iter(taken.values()))[0], []
+def speed_rows(
+    path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int
+) -> list[dict[str, Any]]:
+    """CPU time a token of every system against the first's, and mean accepted block sizes, for a CSV file.
+
+    path: the JSON file of every text's seconds a token, tokens and calls, measured `in_turns` if it is missing.
+    """
+
+    def measured() -> dict[str, list[tuple[float, ...]]]:
+        found = in_turns(systems, sources, max_new)
+        return {
+            name: [(each.seconds[0] / len(each.rows[0]), each.tokens[0], each.calls[0]) for each in runs]
+            for name, runs in found.items()
+        }
+
+    taken = {name: np.array(rows).T for name, rows in stored(path, measured).items()}
+    greedy, rows = 1e3 * next(iter(taken.values()))[0], []
     for name, (seconds, tokens, calls) in taken.items():
-        speedup = interval(lambda drawn, own=seconds: greedy[drawn].mean(-1) / own[drawn].mean(-1), len(greedy))
-        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(seconds.mean())
-        rows.append({"system": name, "accepted": accepted, "ms a token": milliseconds} | with_ends("speedup", speedup))
+        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * seconds
+        row = {"system": name, "accepted": accepted, "ms a token": float(milliseconds.mean())}
+        rows.append(row | with_ends("speedup", pooled(greedy, milliseconds)))
     return rows
 
 
@@ -192,7 +195,7 @@ def speed_table(rows: Sequence[Mapping[str, str]]) -> None:
     """`speed_rows` on standard output."""
     head = ("system", "mean accepted block size", "ms a token", "over greedy")
     cells = [[row["system"], float(row["accepted"]), float(row["ms a token"]), spread(row, "speedup")] for row in rows]
-    print(f"\n{markdown(head, cells)}")
+    table("", head, cells)
 
 
 def save_figure(path: Path, figure: Figure) -> None:
@@ -205,12 +208,12 @@ def style_of(number: int) -> dict[str, Any]:
     return {"color": SERIES[number].light, "marker": MARKERS[number]}
 
 
-def draw_series(
-    axes: Any, at: Sequence[int], rows: Sequence[Mapping[str, Any]], what: str, label: str, number: int
+def draw_band(
+    axes: Any, at: Sequence[float], values: Iterable[Interval], label: str, number: int, **style: Any
 ) -> None:
-    """A column of rows by ``at``, its interval as a band."""
-    values, low, high = ([float(row[f"{what}{end}"]) for row in rows] for end in ENDS)
-    axes.plot(at, values, label=label, **style_of(number))
+    """Values by ``at``, their intervals as a band."""
+    middle, low, high = np.array([*values]).T
+    axes.plot(at, middle, label=label, **style_of(number), **style)
     axes.fill_between(at, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
 
 

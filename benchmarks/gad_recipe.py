@@ -22,8 +22,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks import common
-from benchmarks.decodes import RESULTS, STATISTICS, Decoded, System, bleu_of, bleu_statistics, decode
+from benchmarks.decodes import RESULTS, STATISTICS, Decoded, System, bleu_of, bleu_statistics, decode, in_turns
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, TopBeta
@@ -104,22 +104,20 @@ def taught(arguments: argparse.Namespace) -> Path:
     rewritten = arguments.train if arguments.written is None else work / "rewritten.jsonl"
     if rewritten != arguments.train:
         common.stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
-    for name, text in (("written", rewritten), ("written-val", arguments.validation)):
-        encoded, corpus = work / f"{name}-sources.npz", work / f"{name}.npy"
-
-        def encode(text: Path = text, encoded: Path = encoded) -> None:
-            fields = f"--prompt-template {{{arguments.source}}} --answer-field {arguments.target}"
-            common.latticebpd("train", "encode", text, fields, "--tokenizer", teacher / "tokenizer.json", "-o", encoded)
-
-        def distill(encoded: Path = encoded, corpus: Path = corpus) -> None:
-            beams = "--num-beams 5 --max-new-tokens 64 --corpus"
-            common.latticebpd("distill", encoded, "--model", teacher, "-o", corpus.with_suffix(""), beams, corpus)
-
-        common.stage(encoded, encode)
-        common.stage(corpus, distill)
+    translate(arguments, teacher, rewritten, work / "written")
+    translate(arguments, teacher, arguments.validation, work / "written-val")
     second = arguments.verifier_updates or max(1, teacher_updates(arguments) * 2 // 9)
     further = f"--steps {second} --learning-rate 1e-3 --muon-learning-rate 2e-3 --batch-tokens {arguments.batch_tokens}"
     return trained(work / "verifier", "translation", *written(work), "--model", teacher, further)
+
+
+def translate(arguments: argparse.Namespace, teacher: Path, text: Path, result: Path) -> None:
+    """A text's sources with the teacher's translations, as shards and as a corpus."""
+    encoded, corpus = result.with_name(f"{result.name}-sources.npz"), result.with_name(f"{result.name}.npy")
+    fields = f"--prompt-template {{{arguments.source}}} --answer-field {arguments.target} --tokenizer"
+    tokenizer, beams = teacher / "tokenizer.json", "--num-beams 5 --max-new-tokens 64 --corpus"
+    common.stage(encoded, lambda: common.latticebpd("train encode", text, fields, tokenizer, "-o", encoded))
+    common.stage(corpus, lambda: common.latticebpd("distill", encoded, "--model", teacher, "-o", result, beams, corpus))
 
 
 def cut(text: Path, result: Path, lines: int) -> None:
@@ -143,42 +141,13 @@ def folder(name: str) -> str:
     return f"drafter-{common.slug(name)}"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Models, and the test set as tokens and text."""
-
-    verifier: Any
-    drafter: NonAutoregressiveModel
-    tokenizer: Tokenizer
-    sources: list[list[int]]
-    references: list[str]
-    clock: common.Clock
-
-    def gad(self, block: int, rule: Any = None) -> System:
-        """Drafts of best tokens."""
-        return lambda: LatticeDrafter(MaskLattices(self.drafter, 1, block), Vanilla()), rule or Exact()
-
-    def decoded(self, system: System, sources: slice = slice(None), rows: int = ROWS) -> Decoded:
-        """Translations in batches."""
-        return decode(self.verifier, self.sources[sources], system, MAX_NEW, rows, self.clock)
-
-    def seconds(self, chosen: Mapping[str, System], timed: int) -> dict[str, list[float]]:
-        """Of the first sentences, one by one, systems in turns; the first of them warms up."""
-        found: dict[str, list[float]] = {name: [] for name in chosen}
-        for number in (0, *range(min(timed, len(self.sources)))):
-            for name, system in chosen.items():
-                found[name] += self.decoded(system, slice(number, number + 1)).seconds
-        return {name: each[1:] for name, each in found.items()}
-
-
-def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
-    verifier, model = load_verifier(arguments.work / "verifier"), NonAutoregressiveModel.from_pretrained(drafter)
-    tokenizer = Tokenizer.from_file(str(arguments.work / "verifier" / "tokenizer.json"))
-    check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))
-    lines = common.read_lines(arguments.test, arguments.limit)
+def read(
+    arguments: argparse.Namespace, tokenizer: Tokenizer, path: Path, limit: int | None
+) -> tuple[list[list[int]], list[str]]:
+    """Sources as tokens, references as text."""
+    lines = common.read_lines(path, limit)
     sources = [encoded.ids for encoded in tokenizer.encode_batch([line[arguments.source] for line in lines])]
-    references = [line[arguments.target] for line in lines]
-    return Setting(verifier, model, tokenizer, sources, references, common.Clock(arguments.clock, verifier.device))
+    return sources, [line[arguments.target] for line in lines]
 
 
 def check_exact(chosen: Mapping[str, System], found: Mapping[str, Decoded]) -> None:
@@ -189,23 +158,37 @@ def check_exact(chosen: Mapping[str, System], found: Mapping[str, Decoded]) -> N
             raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
 
 
-def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
+def measured(arguments: argparse.Namespace, run: str) -> list[dict[str, Any]]:
     """Of every sentence: what every block size commits in how many calls; of beam search and greedy decoding the text's
     length; milliseconds of the first sentences, systems in turns; where texts differ, what BLEU is made of."""
-    sizes = [size for size in BLOCKS if size <= setting.drafter.block_size] or [setting.drafter.block_size]
-    chosen: dict[str, System] = {GREEDY: {}, **{str(k): setting.gad(k) for k in sizes}, BEAM: {"num_beams": 5}}
-    found = {name: setting.decoded(system) for name, system in chosen.items()}
+    work, timed = arguments.work, arguments.timed
+    verifier = load_verifier(work / "verifier")
+    drafter = NonAutoregressiveModel.from_pretrained(work / folder(run))
+    tokenizer = Tokenizer.from_file(str(work / "verifier" / "tokenizer.json"))
+    check_pair(verifier, drafter, vocabulary_fingerprint(tokenizer.get_vocab()))
+    sources, references = read(arguments, tokenizer, arguments.test, arguments.limit)
+    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+
+    def gad(block: int, rule: Any) -> System:
+        return lambda: LatticeDrafter(MaskLattices(drafter, 1, block), Vanilla()), rule
+
+    def decoded(system: System) -> Decoded:
+        return decode(verifier, sources, system, MAX_NEW, ROWS, clock)
+
+    sizes = [size for size in BLOCKS if size <= drafter.block_size] or [drafter.block_size]
+    chosen: dict[str, System] = {GREEDY: {}, **{str(k): gad(k, Exact()) for k in sizes}, BEAM: {"num_beams": 5}}
+    found = {name: decoded(system) for name, system in chosen.items()}
     check_exact(chosen, found)
-    taken = setting.seconds(chosen, timed)
-    found[LOOSE] = setting.decoded(setting.gad(sizes[-1], GAD_PLUS))
+    taken = in_turns({name: (verifier, system) for name, system in chosen.items()}, sources[:timed], MAX_NEW, clock)
+    found[LOOSE] = decoded(gad(sizes[-1], GAD_PLUS))
     rows: list[dict[str, Any]] = []
     for name, each in found.items():
         lengths = [len(row) for row in each.rows]
-        texts = [setting.tokenizer.decode(row).strip() for row in each.rows]
-        written = bleu_statistics(texts, setting.references) if name in (GREEDY, BEAM, LOOSE) else repeat(())
+        texts = [tokenizer.decode(row).strip() for row in each.rows]
+        written = bleu_statistics(texts, references) if name in (GREEDY, BEAM, LOOSE) else repeat(())
         counts = zip(each.tokens or lengths, each.calls or lengths, written, strict=False)
         for text, (tokens, calls, statistics) in enumerate(counts):
-            own = f"{1e3 * taken[name][text]:.1f}" if name in taken and text < timed else ""
+            own = f"{1e3 * taken[name][text].seconds[0]:.1f}" if name in taken and text < timed else ""
             row = {"system": name, "text": text, "tokens": tokens, "calls": calls, "ms": own}
             rows.append(row | dict(zip_longest(STATISTICS, statistics, fillvalue="")))
     return rows
@@ -215,77 +198,71 @@ def result_of(work: Path, name: str) -> Path:
     return work / folder(name) / "measured.json"
 
 
-def gathered(work: Path, runs: Sequence[str], results: Path) -> None:
-    """The rows of all runs in one file."""
-    rows = [{"run": name} | row for name in runs for row in common.read_json(result_of(work, name))]
-    results.mkdir(parents=True, exist_ok=True)
-    common.write_csv(results / TABLE, rows)
-
-
 def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """A line for every run: tokens per call by block size, GAD++'s and its BLEU, time over greedy decoding's by block
     size, over beam search's at best; BLEU of greedy decoding and of beam search in the first two lines."""
-    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["run"], row["system"]), []).append(row)
-    runs = list(dict.fromkeys(row["run"] for row in rows))
-    sizes = sorted({system for _, system in groups if system.isdigit()}, key=int)
+    runs, sizes = common.grouped(rows, "run"), sizes_of(rows)
 
-    def numbers(run: str, system: str, *names: str) -> list[np.ndarray]:
-        return [np.array([float(row[name]) for row in groups[run, system] if row[name]]) for name in names]
+    def bleu(own: Sequence[Mapping[str, str]]) -> str:
+        return f"{bleu_of(common.columns(own, *STATISTICS).sum(axis=1)):.2f}"
 
-    def bleu(run: str, system: str) -> str:
-        return f"{bleu_of(np.array(numbers(run, system, *STATISTICS)).sum(axis=1)):.2f}"
-
-    empty = [""] * len(sizes)
-    lines = [[name, *empty, "", bleu(runs[0], name), *empty, ""] for name in (GREEDY, BEAM)]
-    for run in runs:
-        accepted = [common.pooled(*numbers(run, system, "tokens", "calls")) for system in (*sizes, LOOSE)]
-        cells = [common.with_interval(*each) for each in accepted]
-        seconds = {system: numbers(run, system, "ms")[0].sum() for system in (GREEDY, BEAM, *sizes)}
+    lines = []
+    for run, own in runs.items():
+        systems = common.grouped(own, "system")
+        if not lines:
+            empty = [""] * len(sizes)
+            lines = [[name, *empty, "", bleu(systems[name]), *empty, ""] for name in (GREEDY, BEAM)]
+        accepted = [common.pooled(*common.columns(systems[each], "tokens", "calls")) for each in (*sizes, LOOSE)]
+        seconds = {name: np.nansum(common.columns(each, "ms")) for name, each in systems.items()}
         over = [f"{seconds[GREEDY] / seconds[size]:.2f}" for size in sizes]
         best = seconds[BEAM] / min(seconds[size] for size in sizes)
-        lines.append([run, *cells, bleu(run, LOOSE), *over, f"{best:.2f}"])
+        cells = [common.with_interval(*each) for each in accepted]
+        lines.append([run, *cells, bleu(systems[LOOSE]), *over, f"{best:.2f}"])
     return lines
+
+
+def sizes_of(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Block sizes that were measured, rising."""
+    return sorted({row["system"] for row in rows if row["system"].isdigit()}, key=int)
 
 
 def show(results: Path) -> None:
     rows = common.read_csv(results / TABLE)
-    sizes = sorted({int(row["system"]) for row in rows if row["system"].isdigit()})
+    sizes = sizes_of(rows)
     head = ["run", *(f"{k} masks" for k in sizes), "GAD++", "its BLEU", *(f"time, {k}" for k in sizes), "over beam 5"]
     common.table(f"{len({row['text'] for row in rows})} sentences:", head, table(rows))
 
 
-def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """What the models are made from and with, what is measured on, and where all results go."""
+def translator_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """What teacher and verifier are made from and with, what is measured on, and where all results go."""
     for name, what in (("train", "to learn from"), ("validation", "to validate on"), ("test", "to measure on")):
         about = f"JSONL, a sentence and its translation a line, {what}"
         parser.add_argument(f"--{name}", type=Path, required=required, help=about)
     about = "directory of all results; the same command resumes in it"
     parser.add_argument("--work", type=Path, required=required, help=about)
-    parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
     parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
-    about = "of the teacher, further, on its text (default: 2/9 of the teacher's)"
-    parser.add_argument("--verifier-updates", type=int, help=about)
+    parser.add_argument("--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9)")
     parser.add_argument("--written", type=int, help="number of training sentences to translate anew; the first ones")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
-    parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    common.pair_options(parser)
+    parser.add_argument("--source", default="en", help="field of the sentences")
+    parser.add_argument("--target", default="de", help="field of their translations")
     parser.add_argument("--limit", type=int, help="number of test sentences")
 
 
-def claim_options(directory: Path, arguments: argparse.Namespace, names: str) -> None:
-    """Note options in a directory; ValueError where it was begun with others."""
-    common.claim(directory, {name: str(getattr(arguments, name)) for name in names.split()})
+def drafter_options(parser: argparse.ArgumentParser, runs: Sequence[str]) -> None:
+    """How drafters are made, and which: ``runs`` by default."""
+    parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
+    parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
+    about = f"drafters, among: {'; '.join(RUNS)}"
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*runs], metavar="RUN", help=about)
 
 
 def main() -> None:
     parser = common.options(__doc__)
-    recipe_options(parser)
-    about = f"among: {'; '.join(RUNS)}"
-    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=about)
+    translator_options(parser)
+    drafter_options(parser, [*RUNS])
     parser.add_argument("--timed", type=int, default=200, help="number of them that are timed")
     parser.add_argument("--threads", type=int, default=1, help="of the processor")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="wall-clock or CPU time")
@@ -295,16 +272,17 @@ def main() -> None:
     common.set_up(arguments.threads)
     work, measure = arguments.work, arguments.measure
     if measure is not None:  # in a process of its own
-        common.write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
+        common.write_json(result_of(work, measure), measured(arguments, measure))
         return
-    claim_options(work, arguments, MADE_WITH)
-    claim_options(work / "measured", arguments, MEASURED_WITH)
+    common.claim(work, arguments, MADE_WITH)
+    common.claim(work / "measured", arguments, MEASURED_WITH)
     verifier = taught(arguments)
     for name in arguments.runs:
         run_of(arguments, name, verifier)
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
         common.stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
-    gathered(work, arguments.runs, arguments.results)
+    rows = [{"run": name} | row for name in arguments.runs for row in common.read_json(result_of(work, name))]
+    common.write_csv(arguments.results / TABLE, rows)
     show(arguments.results)
 
 

@@ -20,10 +20,10 @@ import typer
 from tokenizers import Tokenizer
 
 import fst
-from benchmarks.common import latticebpd, stage
-from fst.files import replacing, save_array
+from benchmarks.common import in_turn, latticebpd, stage
+from fst.files import replacing, save_array, write_text
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.console import progress, quiet_transformers
+from latticebpd.console import quiet_transformers
 from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import BlockHeads
@@ -107,12 +107,8 @@ def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Pr
     found = list(passages(held_out, tokenizer, SIZES["prompt_tokens"]))
     shippable = [passage for passage in found if passage.licence]
     random.Random(1).shuffle(shippable)
-    by_source: dict[str, list[bundled.Prompt]] = {}
-    for passage in shippable:
-        by_source.setdefault(passage.source, []).append(passage)
     # Take turns among the sources, so that none dominates.
-    mixed = [queue[turn] for turn in range(len(shippable)) for queue in by_source.values() if turn < len(queue)]
-    prompts = mixed[: SIZES["prompts"]]
+    prompts = in_turn(shippable, lambda passage: passage.source)[: SIZES["prompts"]]
     used = {prompt.id for prompt in prompts}
     others = [passage for passage in found if passage.id not in used]
     random.Random(2).shuffle(others)
@@ -130,12 +126,8 @@ def fit(lm: Path, model: Path, tokenizer: Tokenizer, passages: list[bundled.Prom
     latticebpd("calibrate", lattices, "--lm", lm, examples)
 
 
-def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundled.ASSETS) -> None:
+def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
     """Run all stages; ``work`` keeps their results."""
-    assets.mkdir(parents=True, exist_ok=True)
-
-    def path(original: Path) -> Path:
-        return assets / original.relative_to(bundled.ASSETS)
 
     def training() -> Iterator[Document]:
         return (document for document in corpus_documents(data) if not is_held_out(document.id))
@@ -165,16 +157,13 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
     texts = (corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)
     for tokens, directory, count in texts:
         beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, BaseModel.of(base).eos_ids)
-        with progress() as bar:
-            task = bar.add_task(f"writing {directory}", total=count)
-            distill(base, beginnings, work / directory, DISTILLED, on_batch=lambda done, _: bar.advance(task, done))  # noqa: B023
+        distill(base, beginnings, work / directory, DISTILLED)
     written = load_distilled(work / "distilled")
     torch.manual_seed(HEADS.seed)
     model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, BlockwiseShape.num_heads, HEAD_WIDTH), fingerprint)
     train_heads(model, written, load_distilled(work / "distilled-held-out"), work / "heads", HEADS)
-    model.save_pretrained(path(bundled.MODEL), dtype=torch.float16)
-    shutil.copyfile(work / "tokenizer.json", path(bundled.TOKENIZER))
-    model = BlockwiseLM.from_pretrained(path(bundled.MODEL))
+    model.save_pretrained(bundled.MODEL, dtype=torch.float16)
+    shutil.copyfile(work / "tokenizer.json", bundled.TOKENIZER)
 
     def build_lm() -> None:
         text = written.corpus(end, history=ORDER - 1)
@@ -183,27 +172,24 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
         table = prune(complete, max_ngrams=SIZES["max_ngrams"])
         fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
 
-    shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundled.LM))
+    shutil.copyfile(stage(work / "lm.fst", build_lm), bundled.LM)
     passages, prompts = held_out_passages(data, tokenizer)
-    with replacing(path(bundled.PROMPTS)) as temporary:
-        lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-        temporary.write_text("".join(lines), encoding="utf-8")
-    fit(path(bundled.LM), path(bundled.MODEL), tokenizer, passages, work)
+    lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
+    write_text(bundled.PROMPTS, "".join(lines))
+    fit(bundled.LM, bundled.MODEL, tokenizer, passages, work)
 
 
 def main(
     data: Path = typer.Option(..., help="Directory with text/*.jsonl.xz and code/*.jsonl.xz."),
     work: Path = typer.Option(..., help="Directory for corpora and checkpoints; an interrupted run goes on from it."),
     steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
-    compile: bool = typer.Option(True, help="Use torch.compile for training."),
-    assets: Path = typer.Option(bundled.ASSETS, help="Where the bundle is written."),
     only_weights: bool = typer.Option(False, "--only-weights", help="Fit the package's weights and calibration alone."),
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model, prompts, weights and calibration again."""
     quiet_transformers()
     work.mkdir(parents=True, exist_ok=True)
     if not only_weights:
-        make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
+        make(data, work, BlockwiseTraining(steps=steps, compile=True))
         return
     tokenizer = Tokenizer.from_file(str(bundled.TOKENIZER))
     fit(bundled.LM, bundled.MODEL, tokenizer, held_out_passages(data, tokenizer)[0], work)

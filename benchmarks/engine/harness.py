@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
-import numpy as np
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from benchmarks.common import interval, options, read_csv, read_lines, run, set_up, signature, table, write_csv
+from benchmarks import common
 from latticebpd import custom_generate, load
 from latticebpd.target.weight_kinds import FILE, FLOAT32, TORCH
 
@@ -42,7 +41,7 @@ def harness_task(name: str, questions: list[dict[str, Any]], limit: int, folder:
     """A category's questions as a task of the harness."""
     own = [{"q": each["turns"][0], "a": each["reference"][0]} for each in questions if each["category"] == name]
     lines = [{**each, "a": each["a"].rpartition("#### ")[2]} for each in own]  # word problems end with their number
-    write_csv(folder / f"{name}.csv", lines)
+    common.write_csv(folder / f"{name}.csv", lines)
     files = {"data_files": {"test": str(folder / f"{name}.csv")}, "cache_dir": str(folder)}
     settings = {"until": [], "max_gen_toks": limit, "do_sample": False}
     about = {"dataset_path": "csv", "dataset_kwargs": files, "test_split": "test", "output_type": "generate_until"}
@@ -85,7 +84,7 @@ def measured(tasks: list[dict[str, Any]], given: argparse.Namespace) -> list[dic
 
 
 def main() -> None:
-    parser = options(__doc__, whole=True)
+    parser = common.options(__doc__, whole=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--count", type=int, default=80, help="questions of each task")
@@ -93,25 +92,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    set_up(given.threads)
+    common.set_up(given.threads)
     with tempfile.TemporaryDirectory() as folder:
-        questions = read_lines(given.questions)
-        write_csv(given.output, measured([harness_task(n, questions, given.limit, Path(folder)) for n in TASKS], given))
-    rows, printed = read_csv(given.output), list[list[str]]()
-    times = {name: np.array([[float(row[clock]) for clock in ("wall_ms", "cpu_ms")] for row in rows
-                             if row["system"] == name]).T for name in SYSTEMS}  # fmt: skip
-    base, _ = times["transformers"]
-    for name, (wall, cpu) in times.items():
-        gain, low, high = interval(lambda drawn, own=wall: base[drawn].sum(-1) / own[drawn].sum(-1), len(base))  # type: ignore[misc]
-        own = [row for row in rows if row["system"] == name]
+        questions = common.read_lines(given.questions)
+        tasks = [harness_task(name, questions, given.limit, Path(folder)) for name in TASKS]
+        common.write_csv(given.output, measured(tasks, given))
+    groups, printed = common.grouped(common.read_csv(given.output), "system"), list[list[str]]()
+    (base,) = common.columns(groups["transformers"], "wall_ms")
+    for name, own in groups.items():
+        wall, cpu = common.columns(own, "wall_ms", "cpu_ms")
+        gain, low, high = common.pooled(base, wall)
         same, count = (sum(int(row[key]) for row in own) for key in ("same", "answers"))
         scores = [f"{float(own[0][task]):.3f}" for task in TASKS]
         seconds = f"{wall.sum() / 1e3:.0f} ({cpu.sum() / 1e3:.0f})"
         printed.append([name, seconds, f"{gain:.2f}× ({low:.2f}–{high:.2f})", *scores, f"{same} of {count}"])
-    table("", ("system", "wall-clock (processor) s", "speed-up (95 %)", *TASKS, "same texts"), printed)
+    common.table("", ("system", "wall-clock (processor) s", "speed-up (95 %)", *TASKS, "same texts"), printed)
     print()
-    signature(count=given.count, limit=given.limit, batch=given.batch, lm_eval=lm_eval.__version__)
+    common.signature(count=given.count, limit=given.limit, batch=given.batch, lm_eval=lm_eval.__version__)
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +21,19 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.common import err, options, pooled, read_csv, run, selected, signature, table, write_csv
+from benchmarks.common import (
+    columns,
+    err,
+    grouped,
+    in_turn,
+    options,
+    pooled,
+    read_csv,
+    run,
+    signature,
+    table,
+    write_csv,
+)
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
 from latticebpd.measuring.spec_bench import Question, read_questions
@@ -36,6 +47,7 @@ OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrat
 """How this project's answers are drafted."""
 HEAD = ("system", "tokens/s (95 %)", "per CPU second", "same texts", "first token, s", "peak MiB", "outside passes")
 """The last: the share of processor time, where it was measured."""
+PASSES = ("wall-clock (processor) ms of a pass over", *map(str, WIDTHS))
 Row = dict[str, Any]
 
 
@@ -67,10 +79,7 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
 
 def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
     """So many questions, one of each category in turn."""
-    categories: dict[str, list[Question]] = {}
-    for question in everything:
-        categories.setdefault(question.category, []).append(question)
-    return [each for rank in zip_longest(*categories.values()) for each in rank if each is not None][:limit]
+    return in_turn(everything, lambda question: question.category)[:limit]
 
 
 def ways(system: System) -> tuple[str, ...]:
@@ -113,10 +122,8 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
             rows.append(row | reply | {"tokens": len(reply["tokens"]), "turn": turn})
     rows = [row for row in rows if (row["system"], row["drafts"], row["threads"]) not in failed]
     for row in rows:
-        row["same"] = int(
-            texts[row["turn"], row["system"], row["drafts"], row["threads"]]
-            == texts[row["turn"], row["system"], "", row["threads"]]
-        )
+        turn, name, drafts, n = (row[each] for each in ("turn", "system", "drafts", "threads"))
+        row["same"] = int(texts[turn, name, drafts, n] == texts[turn, name, "", n])
     return rows
 
 
@@ -135,34 +142,36 @@ def perplexities(known: dict[str, System], count: int, file: Path) -> list[Row]:
 def tables(rows: list[dict[str, str]]) -> None:
     """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
     if "nats" in rows[0]:
-        names = dict.fromkeys(row["system"] for row in rows)
-        nats = [[float(row["nats"]) for row in rows if row["system"] == name] for name in names]
-        cells = [[name, f"{np.exp(np.mean(own)):.3f}"] for name, own in zip(names, nats, strict=True)]
+        cells = [[name, f"{np.exp(columns(own, 'nats').mean()):.3f}"] for name, own in grouped(rows, "system").items()]
         table("", ("system", "perplexity"), cells)
         return
-    groups: dict[Any, list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault((row["threads"], row["system"], row.get("drafts", "passes")), []).append(row)
-    for threads in sorted({row["threads"] for row in rows}):
-        printed, head = list[list[str]](), ("wall-clock (processor) ms of a pass over", *map(str, WIDTHS))
-        for (_, system, drafts), own in sorted(each for each in groups.items() if each[0][0] == threads):
-            values = {name: np.array([float(row[name]) for row in own]) for name in own[0] if name.endswith("_ms")}
-            tokens = np.array([int(row["tokens"]) for row in own])
-            if drafts == "passes":
-                cells = [[np.median(values[clock][tokens == n]) for clock in ("wall_ms", "cpu_ms")] for n in WIDTHS]
-                printed.append([system, *(f"{wall:.1f} ({cpu:.1f})" for wall, cpu in cells)])
-                continue
-            head = HEAD
-            speed, low, high = pooled(tokens * 1e3, values["wall_ms"])
-            same = f"{sum(int(row['same']) for row in own)} of {len(own)}" if drafts else ""
-            name, peak = f"{system}, {drafts}" if drafts else system, max(float(row["mib"]) for row in own)
-            per_second = f"{1e3 * tokens.sum() / values['cpu_ms'].sum():.1f}"
-            start = f"{float(own[0]['start']):.2f}"
-            within = sum(float(row.get("pass_ms") or 0) for row in own)
-            outside = f"{100 * (1 - within / values['cpu_ms'].sum()):.1f} %" if within else ""
-            rest = (per_second, same, start, f"{peak:.0f}", outside)
-            printed.append([name, f"{speed:.1f} ({low:.1f}–{high:.1f})", *rest])
-        table(f"threads: {threads}", head, printed)
+    for threads, every in sorted(grouped(rows, "threads").items()):
+        if "drafts" in rows[0]:
+            systems = sorted(grouped(every, "system", "drafts").items())
+            table(f"threads: {threads}", HEAD, [answers_line(own) for _, own in systems])
+        else:
+            systems = sorted(grouped(every, "system").items())
+            table(f"threads: {threads}", PASSES, [passes_line(own) for _, own in systems])
+
+
+def passes_line(own: Sequence[Mapping[str, str]]) -> list[str]:
+    """Medians of a system's passes."""
+    by_width = grouped(own, "tokens")
+    times = (np.median(columns(by_width[str(width)], "wall_ms", "cpu_ms"), axis=1) for width in WIDTHS)
+    return [own[0]["system"], *(f"{wall:.1f} ({cpu:.1f})" for wall, cpu in times)]
+
+
+def answers_line(own: Sequence[Mapping[str, str]]) -> list[str]:
+    """Speed of a system's answers, their texts, memory, and the time that is not spent in passes."""
+    first, drafts = own[0], own[0]["drafts"]
+    tokens, wall, cpu, memory = columns(own, "tokens", "wall_ms", "cpu_ms", "mib")
+    speed, low, high = pooled(tokens * 1e3, wall)
+    same = f"{sum(int(row['same']) for row in own)} of {len(own)}" if drafts else ""
+    within = sum(float(row.get("pass_ms") or 0) for row in own)
+    outside = f"{100 * (1 - within / cpu.sum()):.1f} %" if within else ""
+    name, per_second = ", ".join(filter(None, (first["system"], drafts))), f"{1e3 * tokens.sum() / cpu.sum():.1f}"
+    rest = (per_second, same, f"{float(first['start']):.2f}", f"{memory.max():.0f}", outside)
+    return [name, f"{speed:.1f} ({low:.1f}–{high:.1f})", *rest]
 
 
 def main() -> None:
@@ -184,7 +193,10 @@ def main() -> None:
             known = {f"{library} {kind}, {shape}": (library, path) for library in READ_RANDOM}
             random_model(SHAPES[shape], kind, path)
         if not given.table:
-            known = selected(known, given.systems and given.systems.split(","))
+            names = given.systems.split(",") if given.systems else [*known]
+            if unknown := {*names} - {*known}:
+                raise ValueError(f"expected systems among {', '.join(known)}, got {', '.join(unknown)}")
+            known = {name: known[name] for name in names}
             rows = answers(known, threads, given.turns, given.questions) if given.questions else None
             rows = perplexities(known, given.turns, given.text) if given.text else rows
             write_csv(given.output, rows or passes(known, threads, given.turns))

@@ -14,7 +14,6 @@ that sends no usage sends a chunk for each token.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from pathlib import Path
@@ -23,18 +22,10 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from benchmarks.common import options, read_csv, run, signature, table, write_csv
+from benchmarks.common import grouped, named, options, read_csv, run, signature, table, write_csv
 from latticebpd.measuring.spec_bench import read_questions
 
 Row = dict[str, Any]
-
-
-def server(text: str) -> tuple[str, str]:
-    """``NAME=URL``."""
-    name, equals, url = text.partition("=")
-    if not (name and equals and url.startswith("http")):
-        raise argparse.ArgumentTypeError(f"expected NAME=URL, got {text!r}")
-    return name, url
 
 
 async def answer(client: AsyncOpenAI, model: str, question: str, limit: int) -> Row:
@@ -86,7 +77,7 @@ def measured(servers: dict[str, str], clients: list[int], questions: list[str], 
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
-    parser.add_argument("--server", type=server, action="append", required=True, help="NAME=URL; may be repeated")
+    parser.add_argument("--server", type=named, action="append", required=True, help="NAME=URL; may be repeated")
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--clients", default="1,4,16", help="numbers, separated by commas, rising")
     parser.add_argument("--count", type=int, default=32, help="questions of a round")
@@ -97,9 +88,8 @@ def main() -> None:
     asked = [each.turns[0] for each in every[:: max(1, len(every) // given.count)][: given.count]]
     clients = [int(number) for number in given.clients.split(",")]
     write_csv(given.output, measured(dict(given.server), clients, asked, given.limit, given.rounds))
-    rows, printed = read_csv(given.output), list[list[str]]()
-    for name, count in dict.fromkeys((row["server"], row["clients"]) for row in rows):
-        own = [row for row in rows if (row["server"], row["clients"]) == (name, count)]
+    printed = list[list[str]]()
+    for (name, count), own in grouped(read_csv(given.output), "server", "clients").items():
         speed = median(float(row["tokens"]) / float(row["seconds"]) for row in own)
         first, same = median(float(row["first"]) for row in own), min(int(row["same"]) for row in own)
         printed.append([name, count, f"{speed:.1f}", f"{first:.2f}", f"{same} of {own[0]['answers']}"])

@@ -35,27 +35,15 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
+from benchmarks import common
 from benchmarks.bench_rescoring import microseconds
-from benchmarks.common import (
-    err,
-    latticebpd,
-    options,
-    pooled,
-    read_csv,
-    read_lines,
-    set_up,
-    slug,
-    stage,
-    table,
-    with_interval,
-    write_csv,
-)
+from benchmarks.common import columns, grouped, latticebpd, pooled, read_csv, slug, stage, table, write_csv
+from benchmarks.decodes import draw_band
 from benchmarks.engine.run import chosen
 from benchmarks.smollm2 import trees
 from benchmarks.smollm2.make import HERE, MODEL, own_text
 from fst.files import temporary_beside, write_text
-from latticebpd import DraftTree, LatticeDrafter, NoDrafter, load
-from latticebpd.decoding.front_door import Loaded
+from latticebpd import DraftTree, LatticeDrafter, Loaded, NoDrafter, load
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
@@ -64,7 +52,7 @@ from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
-from latticebpd.report.theme import MARKERS, SERIES, STYLE
+from latticebpd.report.theme import STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
@@ -116,7 +104,7 @@ def questions(work: Path, data: Path) -> None:
     """Ten questions of each category of Spec-Bench, in the file's order."""
     path = data / "spec_bench/question.jsonl"
     asked = {question.question_id for question in chosen(read_questions(path), COUNT)}
-    rows = [row for row in read_lines(path) if row["question_id"] in asked]
+    rows = [row for row in common.read_lines(path) if row["question_id"] in asked]
     write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
@@ -131,15 +119,15 @@ def train(work: Path, source: Path) -> None:
     stage(held, lambda: Texts.load(work / held.name).save(held))
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)
-    common = ("train block-drafter", data, "--validation", held, f"--model {MODEL}")
+    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL}", TRAINING)
     for name, steps in zip(LADDER[1:], STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
-            latticebpd(*common, TRAINING, BLOCK, f"--steps {steps} -o", home / "block")
+            latticebpd(*training, BLOCK, f"--steps {steps} -o", home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():
-        latticebpd(*common, TRAINING, TAUGHT, head, "--head-on", drafter(work, "block"), "-o", drafter(work, name))
+        latticebpd(*training, TAUGHT, head, "--head-on", drafter(work, "block"), "-o", drafter(work, name))
 
 
 def drafter(work: Path, name: str) -> Path:
@@ -151,10 +139,10 @@ def lattices(work: Path, name: str) -> tuple[Path, Path]:
     home, k = work / "lattices", 16 if name in LATTICES else 64
     own = () if name == "heads" else ("--drafter-model", drafter(work, name))
     made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
-    common = (f"--model {MODEL} -k {k} --shard-size 10", *own)
+    sizes = (f"--model {MODEL} -k {k} --shard-size 10", *own)
     held = f"--teacher-force --max-new-tokens 256 --context 1024 --limit {FITTED} -o"
-    latticebpd("lattices --prompts", work / "held-out.npz", *common, held, made[0])
-    latticebpd("lattices --prompts", work / QUESTIONS, *common, "--context 2048 -o", made[1])
+    latticebpd("lattices --prompts", work / "held-out.npz", *sizes, held, made[0])
+    latticebpd("lattices --prompts", work / QUESTIONS, *sizes, "--context 2048 -o", made[1])
     return made[0], made[1]
 
 
@@ -179,11 +167,10 @@ def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Any]:
     }
     fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
-    weight = {
-        name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha
-        for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
-    }
-    err.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
+    tuned = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
+    weight = {name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha for name in tuned}
+    nats = np.mean(fitted["calibrated"].nats)
+    common.err.print(f"{fit.name}: {nats:.3f} nats a token, weights {weight}", style="dim")
     made: dict[str, Any] = {"walk": GreedyChain()}
     for paths in (1, 16):
         made[f"{paths}-best"] = NBestPaths(plain, paths)
@@ -233,7 +220,8 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     write_csv(branches(output), rows)
 
     def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
-        return trees.systems_of_lattices({**made, "oracle": trees.Following(answer)}, answer)
+        source, every = SavedTopK(answer.lattices), {**made, "oracle": trees.Following(answer)}
+        return {system: LatticeDrafter(source, each) for system, each in every.items()}
 
     trees.save_replays(output, "drafter", [(name, texts, systems)])
 
@@ -265,7 +253,7 @@ def timed(drafting: Any) -> list[float]:
 
 def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     """Wall-clock milliseconds of answers, and of drafting within them; drafters and systems in turns."""
-    set_up()
+    common.set_up()
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in TIMED:
         own = None if name == "heads" else drafter(work, name)
@@ -308,28 +296,23 @@ CLOCK_HEAD = ("drafter", *(f"{system}: {what}" for system in TIMED_SYSTEMS for w
 
 def clock_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """By drafter: tokens a second and milliseconds of drafting a call of every system."""
-    groups: dict[tuple[str, str], list[list[float]]] = {}
-    for row in rows:
-        numbers = [float(row[each]) for each in CLOCKED[3:]]
-        groups.setdefault((row["drafter"], row["system"]), []).append(numbers)
-    found = {key: np.array(each).T for key, each in groups.items()}
-
-    def cells(tokens: np.ndarray, calls: np.ndarray, taken: np.ndarray, drafting: np.ndarray) -> list[str]:
-        speed = with_interval(*pooled(1e3 * tokens, taken), places=0)
-        return [speed, f"{drafting.sum() / calls.sum():.1f}" if drafting.any() else ""]
-
-    lines = [["greedy", *cells(*found["greedy", ""]), *[""] * (2 * len(TIMED_SYSTEMS) - 2)]]
-    for name in dict.fromkeys(name for name, system in found if system):
-        lines.append([name, *(cell for system in TIMED_SYSTEMS for cell in cells(*found[name, system]))])
+    lines = []
+    for name, own in grouped(rows, "drafter").items():
+        line = [name]
+        for each in grouped(own, "system").values():
+            tokens, calls, taken, drafting = columns(each, *CLOCKED[3:])
+            speed = common.with_interval(*pooled(1e3 * tokens, taken), places=0)
+            line += [speed, f"{drafting.sum() / calls.sum():.1f}" if drafting.any() else ""]
+        lines.append([*line, *[""] * (len(CLOCK_HEAD) - len(line))])
     return lines
 
 
 def search_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """By drafter: the median of the microseconds of each kind of tree."""
-    groups: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        groups.setdefault(row["drafter"], {}).setdefault(row["system"], []).append(float(row["us"]))
-    return [[name, *(f"{np.median(each):.0f}" for each in own.values())] for name, own in groups.items()]
+    return [
+        [name, *(f"{np.median(columns(each, 'us')):.0f}" for each in grouped(own, "system").values())]
+        for name, own in grouped(rows, "drafter").items()
+    ]
 
 
 Counts = dict[tuple[str, str], np.ndarray]
@@ -361,23 +344,20 @@ def learned_lines(counts: Counts) -> list[list[str]]:
     """What learned lattices gain over the block's, system by system, and the block's with the 4-gram over them."""
     systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
     lines = [[each, *(trees.gain(counts[name, each], counts["block", each]) for name in LEARNED)] for each in systems]
-    rescored = counts["block", "16 calibrated, no text"]
-    return [
-        *lines,
-        ["block, 4-gram", *(trees.gain(rescored, counts[name, "16 drafter calibrated"]) for name in LEARNED)],
-    ]
+    own, other = "16 calibrated, no text", "16 drafter calibrated"
+    return [*lines, ["block, 4-gram", *(trees.gain(counts["block", own], counts[name, other]) for name in LEARNED)]]
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """How many nodes after right ones are right, and that over what the calibrated tree predicts, by drafter."""
-
-    def cells(name: str, place: str) -> list[str]:
-        own = [row for row in rows if (row["drafter"], row["after"]) == (name, place)]
-        nodes, predicted, right = (np.array([float(row[each]) for row in own]) for each in BRANCHES[3:])
-        return [f"{right.sum() / nodes.sum():.1%}", with_interval(*pooled(right, predicted), places=3)]
-
-    drafters = dict.fromkeys(row["drafter"] for row in rows)
-    return [[name, *cells(name, AFTER[0]), *cells(name, AFTER[1])] for name in drafters]
+    lines = []
+    for name, every in grouped(rows, "drafter").items():
+        line = [name]
+        for own in grouped(every, "after").values():
+            nodes, predicted, right = columns(own, *BRANCHES[3:])
+            line += [f"{right.sum() / nodes.sum():.1%}", common.with_interval(*pooled(right, predicted), places=3)]
+        lines.append(line)
+    return lines
 
 
 def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list[np.ndarray]:
@@ -392,10 +372,8 @@ def figure(counts: Counts) -> Figure:
     names = sorted(LADDER, key=strength.__getitem__)
     at = [strength[name] for name in names]
     for number, pair in enumerate(GAINS[3:]):
-        middle, low, high = 100 * np.array([trees.gained(*pair_of(counts, name, 16, pair)) for name in names]).T
-        color = SERIES[number].light
-        axes.plot(at, middle, label=f"{pair[0]} over {pair[1]}", color=color, marker=MARKERS[number])
-        axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+        gains = 100 * np.array([trees.gained(*pair_of(counts, name, 16, pair)) for name in names])
+        draw_band(axes, at, gains, f"{pair[0]} over {pair[1]}", number)
     axes.set(xlabel="tokens per call, best of every slot", ylabel="gain, 16 nodes, %", ylim=0)
     axes.legend(fontsize=8)
     return drawn
@@ -416,10 +394,9 @@ def show(path: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, whole=True)
+    parser = common.options(__doc__, whole=True)
     parser.add_argument("--data", type=Path, help="folder of the sources that prompts.py names, and of Spec-Bench")
     parser.add_argument("--work", type=Path, help="folder of all results, with more.npz of more_text.py in it")
-    parser.add_argument("--lm", type=Path, help="n-gram model; the package's by default")
     parser.add_argument("drafters", nargs="*", help="drafters whose lattices are replayed; all by default")
     parser.add_argument("--store", action="store_true", help="write the block drafter to block/, in float16")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of the replays of all of them")
@@ -433,7 +410,7 @@ def main() -> None:
         parser.error("expected --data and --work, and -o with --clock; or --table")
     train(given.work, given.data)
     stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
-    path = given.lm or Path(resolved(MODEL)) / "lm.fst"
+    path = Path(resolved(MODEL)) / "lm.fst"
     if given.clock:
         searched = given.output.with_name("drafters.search.csv")
         write_csv(given.output, clock(given.work, path), digits=1)

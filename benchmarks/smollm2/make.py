@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import latticebpd, options, read_lines, stage
-from benchmarks.smollm2.prompts import save_prompts
+from benchmarks.smollm2.prompts import prompts, save_prompts
 from fst.files import replacing
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
@@ -74,10 +74,14 @@ def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tup
     return ids, Texts.of_rows(rows, [len(prompts[number]) for number in ids.tolist()], np.uint16)
 
 
+def chat_template() -> ChatTemplate:
+    loaded = load(MODEL)
+    return ChatTemplate(loaded.tokenizer, loaded.base)
+
+
 def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
     """Every conversation's prompt in the model's template, and a hash of them all."""
-    loaded = load(MODEL)
-    chat = ChatTemplate(loaded.tokenizer, loaded.base)
+    chat = chat_template()
     prompts = [chat.prompt_of(row["messages"]) for row in read_lines(path)]
     return prompts, f"sha256:{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
 
@@ -85,7 +89,7 @@ def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
 def conversations(work: Path, data: Path) -> Path:
     """What the model is asked, as `prompts.py` chooses it."""
     made = work / "prompts.jsonl"
-    return stage(made, lambda: save_prompts(data, made, MODEL))
+    return stage(made, lambda: save_prompts(made, prompts(data, 6000, chat_template())))
 
 
 def people_corpus(work: Path, data: Path) -> Path:
@@ -164,15 +168,12 @@ def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    about = "folder of the sources that prompts.py and this file name"
-    parser.add_argument("--data", type=Path, required=True, help=about)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py names")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--answers", type=int, help="number of answers to learn from; all by default")
-    about = "further texts to learn from, such as those of more_text.py"
-    parser.add_argument("--text", type=Path, action="append", default=[], help=about)
+    parser.add_argument("--text", type=Path, action="append", default=[], help="further texts to learn from")
     parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
-    about = "begin with the heads of the package"
-    parser.add_argument("--warm-start", action="store_true", help=about)
+    parser.add_argument("--warm-start", action="store_true", help="begin with the heads of the package")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)

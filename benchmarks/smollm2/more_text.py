@@ -17,19 +17,17 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import latticebpd, options, read_lines, stage
-from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
-from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
+from benchmarks.smollm2 import make
+from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, save_prompts, title_of, words_of
 from benchmarks.study.kim_tasks import DOCUMENTS, TASKS, documents, shingles
 from fst.files import save_array
-from latticebpd import load
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.chat import ChatTemplate
 from lm_training.data.distill import distilled_directory
@@ -39,8 +37,8 @@ COUNT = 48_000
 MAX_TOKENS = 300
 """Of a prompt with the chat template."""
 SHARD = 64
-STORED = HERE / "more-text.npz.xz"
-MORE = json.loads((HERE / "more_prompts.json").read_text(encoding="utf-8"))
+STORED = make.HERE / "more-text.npz.xz"
+MORE = json.loads((make.HERE / "more_prompts.json").read_text(encoding="utf-8"))
 EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
 """Files of DIR that are no source of prompts, unless `SOURCES` names them."""
 FIRST_PARTS = range(2)
@@ -75,11 +73,6 @@ class MoreKinds(Kinds):
             return None if asked is None else [system, *asked]
         return super().messages(kind)
 
-    def subject(self) -> str:
-        """A topic as part of a sentence."""
-        topic = self.topic()
-        return f'"{topic}"' if topic[0].isupper() else topic
-
     def code_continue(self) -> str | None:
         body, _ = self.functions()
         lines = body.split("\n")
@@ -98,25 +91,25 @@ class MoreKinds(Kinds):
 
     def letter(self) -> str:
         kind, reader = self.choose("letter_kinds"), self.choose("recipients")
-        return str(self.choose("letter").format(k=kind, w=reader, q=self.subject()))
+        return self.choose("letter").format(k=kind, w=reader, q=self.subject())
 
     def listing(self) -> str:
         number = self.rng.choice([3, 4, 5, 6, 7, 8, 10, 12])
-        return str(self.choose("listing").format(i=number, w=self.choose("list_items"), q=self.subject()))
+        return self.choose("listing").format(i=number, w=self.choose("list_items"), q=self.subject())
 
     def compare(self) -> str:
         pool = self.rng.choice([self.topics, self.human, self.stem, self.docs_titles])
         one, other = (f'"{each}"' if each[0].isupper() else each for each in (pool(), pool()))
-        return str(self.choose("compare").format(a=one, b=other))
+        return self.choose("compare").format(a=one, b=other)
 
     def how_to(self) -> str:
         task = self.choose("tasks")
         if self.rng.random() < 0.3:
             task += self.rng.choice([" with little money", " in a hurry", " with a child", " without special tools"])
-        return str(self.choose("how_to").format(task))
+        return self.choose("how_to").format(task)
 
     def tools(self) -> str:
-        return str(self.choose("tools").format(w=self.choose("tool_tasks")))
+        return self.choose("tools").format(w=self.choose("tool_tasks"))
 
     def mistakes(self) -> str:
         """Words left out, doubled or misspelt."""
@@ -135,7 +128,7 @@ class MoreKinds(Kinds):
 
     def words(self) -> str | None:
         long_words = [word for word in re.findall(r"\b[a-z]{6,12}\b", self.text(30, 60)) if not word.endswith("ing")]
-        return str(self.choose("words").format(self.rng.choice(long_words))) if long_words else None
+        return self.choose("words").format(self.rng.choice(long_words)) if long_words else None
 
     def classify(self) -> str:
         return f"{self.choose('classify')}\n\n{self.text(30, 110)}"
@@ -149,9 +142,8 @@ class MoreKinds(Kinds):
     def translate(self) -> str | None:
         if self.rng.random() < 0.85:
             return super().translate()
-        english = " ".join(
-            self.rng.choice([self.tatoeba, self.multi30k])()["en"] for _ in range(self.rng.randint(1, 2))
-        )
+        count = self.rng.randint(1, 2)
+        english = " ".join(self.rng.choice([self.tatoeba, self.multi30k])()["en"] for _ in range(count))
         return f"{self.choose('to_other')}{english}"
 
 
@@ -195,27 +187,26 @@ def excluded(data: Path, held_out: Iterable[str]) -> set[str]:
     return own.union(*map(shingles, evaluation_texts(data)))
 
 
-def save_more_prompts(data: Path, path: Path, count: int, asked: Path, length: Callable[[Any], int]) -> None:
+def save_more_prompts(data: Path, path: Path, count: int, asked: Path, chat: ChatTemplate) -> None:
     """Write ``count`` conversations; asked: those of ``prompts.py``, which are not asked again."""
-    texts = ["\n".join(each["content"] for each in row["messages"]) for row in read_lines(asked)]
-    known, old, refused = excluded(data, texts[::HELD_OUT]), set(texts), 0
+    texts = [words_of(row["messages"]) for row in read_lines(asked)]
+    known, old, refused = excluded(data, texts[:: make.HELD_OUT]), set(texts), 0
 
     def suits(messages: list[dict[str, str]]) -> bool:
         nonlocal refused
-        text = "\n".join(each["content"] for each in messages)
+        text = words_of(messages)
         shared = text in old or not shingles(text).isdisjoint(known)
         refused += shared
-        return not shared and length(messages) <= MAX_TOKENS
+        return not shared and len(chat.prompt_of(messages)) <= MAX_TOKENS
 
     made = drawn(MoreKinds(random.Random(SEED), data, merged(TEMPLATES, MORE)), count, suits)
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
-    kinds = dict(Counter(record["kind"] for record in made))
-    print(f"{path}: {len(made)} prompts, {refused} refused for eight words of an evaluation text,", kinds)
+    save_prompts(path, made)
+    print(f"{path}: {refused} refused for eight words of an evaluation text")
 
 
 def save_unanswered(prompts: list[list[int]], digest: str, known: Path, asked: Path, numbers: Path) -> None:
     """The prompts that ``known``, a file of stored answers, does not answer, and their numbers."""
-    answered = load_answers(known, prompts, digest)[0].tolist() if known.exists() else []
+    answered = make.load_answers(known, prompts, digest)[0].tolist() if known.exists() else []
     missing = sorted(set(range(len(prompts))) - set(answered))
     save_array(numbers, np.array(missing, np.int64))
     rows = [prompts[number] for number in missing]
@@ -230,7 +221,7 @@ def store(written: Path, numbered: Path, path: Path, prompts: list[list[int]], d
     shards = sorted(distilled_directory(written).path.glob("shard-*.npz"))
     if not shards:
         raise ValueError(f"{written}: expected shards of answers, found none; run the command without --store first")
-    numbers, known = np.load(numbered), [load_answers(path, prompts, digest)] if path.exists() else []
+    numbers, known = np.load(numbered), [make.load_answers(path, prompts, digest)] if path.exists() else []
     stored = set(known[0][0].tolist()) if known else set()
     for shard in shards:
         texts, first = Texts.load(shard), int(shard.stem[-5:]) * SHARD
@@ -238,7 +229,7 @@ def store(written: Path, numbered: Path, path: Path, prompts: list[list[int]], d
         new = [row for row, number in enumerate(ids.tolist()) if number not in stored]
         known.append((ids[new], texts.chosen(new)))
     texts = Texts.joined([each for _, each in known])
-    save_answers(path, np.concatenate([ids for ids, _ in known]), texts, digest)
+    make.save_answers(path, np.concatenate([ids for ids, _ in known]), texts, digest)
     size = path.stat().st_size
     print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size / texts.num_labels:.2f} bytes a token")
 
@@ -254,24 +245,18 @@ def main() -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     names = ("more-prompts.jsonl", "unanswered.npy", "unanswered.npz", "written")
     made, numbers, asked, written = (given.work / name for name in names)
-    loaded = load(MODEL, weights="torch")
-    chat = ChatTemplate(loaded.tokenizer, loaded.base)
-
-    def length(messages: list[dict[str, str]]) -> int:
-        return len(chat.prompt_of(messages))
-
-    before = conversations(given.work, given.data)
-    stage(made, lambda: save_more_prompts(given.data, made, given.count, before, length))
-    prompts, digest = chat_prompts(made)
+    before = make.conversations(given.work, given.data)
+    stage(made, lambda: save_more_prompts(given.data, made, given.count, before, make.chat_template()))
+    prompts, digest = make.chat_prompts(made)
     print(f"{len(prompts)} prompts, {digest}")
     if given.store:
         store(written, numbers, STORED, prompts, digest)
     if given.join:
-        load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
+        make.load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
     if not given.store and not given.join:
         stage(asked, lambda: save_unanswered(prompts, digest, STORED, asked, numbers))
         sizes = f"--max-new-tokens 256 --shard-prompts {SHARD} --batch-size 32"
-        latticebpd("distill", asked, f"--model {MODEL} --weights file {sizes} -o", written)
+        latticebpd("distill", asked, f"--model {make.MODEL} --weights file {sizes} -o", written)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import read_lines
+from fst.files import write_text
+from latticebpd.target.chat import ChatTemplate
 
 SEED = 20240611
 MAX_TOKENS = 350  # the whole prompt with the chat template
@@ -159,16 +161,14 @@ class Kinds:
         arts = [each for each in textbooks if not each["source"].endswith(stem)]
         self.human = pool(sorted({heading for each in arts for heading in headings(each)}))
         self.news_titles = pool(titles(each for each in news if not each["source"].startswith(no_news)))
-        guides = (each for each in docs if not any(part in each["id"] for part in no_guide))
+        guides = titles(each for each in docs if not any(part in each["id"] for part in no_guide))
         no_title = r"Error|Warning|C\d{4}|Class|Feature Name"
-        known_titles = titles(guides)
-        self.docs_titles = pool(each for each in known_titles if each.count(" ") >= 2 and not re.search(no_title, each))
+        self.docs_titles = pool(each for each in guides if each.count(" ") >= 2 and not re.search(no_title, each))
         names = map(title_of, factbook)
         self.countries = pool(name for name in names if ".json" not in name and "Ocean" not in name)
         self.country_documents = pool(factbook)
-        self.topics, self.persons, self.names, self.things = (
-            pool(templates[name]) for name in ("topics", "persons", "names", "things")
-        )
+        lists = ("topics", "persons", "names", "things")
+        self.topics, self.persons, self.names, self.things = (pool(templates[name]) for name in lists)
         self.dialogues, self.squad, self.policy = (pool(load(data, name)) for name in ("dialogsum", "squad", "policy"))
         self.tatoeba, self.cppdocs = pool(load(data, "tatoeba", 3)), pool(load(data, "cppdocs", 5))
         self.multi30k = pool(load(data, "multi30k"))
@@ -179,15 +179,19 @@ class Kinds:
             if not name.startswith("__") and (not name.startswith("test_") or len(name) % 5 == 0)
         )
 
-    def choose(self, name: str) -> Any:
+    def choose(self, name: str) -> str:
         """One of the templates, or of the other lists, of this name."""
-        return self.rng.choice(self.templates["templates"].get(name) or self.templates[name])
+        return str(self.rng.choice(self.templates["templates"].get(name) or self.templates[name]))
 
     def topic(self) -> str:
         """Titles mostly: everyday topics and countries would come too often."""
         pools = [self.news_titles, self.docs_titles, self.human, self.stem, self.topics, self.countries]
-        topic: str = self.rng.choices(pools, [5, 2, 4, 2, 6, 1])[0]()
-        return topic
+        return str(self.rng.choices(pools, [5, 2, 4, 2, 6, 1])[0]())
+
+    def subject(self) -> str:
+        """A topic as part of a sentence."""
+        topic = self.topic()
+        return f'"{topic}"' if topic[0].isupper() else topic
 
     def text(self, least: int = 60, most: int = 230) -> str:
         """A passage of any source."""
@@ -205,8 +209,7 @@ class Kinds:
 
     def qa_context(self) -> str:
         row = self.rng.choice([self.squad, self.squad, self.policy])()
-        asked: str = self.choose("qa_context").format(c=row["context"], q=row["question"])
-        return asked
+        return self.choose("qa_context").format(c=row["context"], q=row["question"])
 
     def qa_rag(self) -> str:
         row, other = self.squad(), self.squad()
@@ -219,10 +222,8 @@ class Kinds:
 
     def qa_closed(self) -> str:
         if self.rng.random() < 0.6:
-            question: str = self.squad()["question"]
-            return question
-        asked: str = self.choose("qa_closed")
-        return asked.format(self.countries())
+            return str(self.squad()["question"])
+        return self.choose("qa_closed").format(self.countries())
 
     def ask(self, kind: str) -> str | None:
         """A prompt of a kind: most have a method, some are a template and a passage, a title or a topic."""
@@ -230,12 +231,10 @@ class Kinds:
             text = self.text(*PASSAGES[kind])
             return f"{self.choose(kind)}\n\n{text}"
         if kind in ON_TOPIC:
-            topic = self.topic()
-            asked: str = self.choose(kind).format(q=f'"{topic}"' if topic[0].isupper() else topic)
-            return asked
+            subject = self.subject()
+            return self.choose(kind).format(q=subject)
         if kind in TITLED:
-            template: str = self.choose(kind)
-            return template.format(f'"{getattr(self, TITLED[kind])()}"')
+            return self.choose(kind).format(f'"{getattr(self, TITLED[kind])()}"')
         made: str | None = getattr(self, kind)()
         return made
 
@@ -252,11 +251,10 @@ class Kinds:
         if self.rng.random() < 0.45:
             body, name = self.functions()
             signature = re.search(r"def \w+\([^)]*\)", body)
-            asked: str = self.choose("code_signature").format(signature[0] if signature else f"def {name}()")
-            return asked
+            return self.choose("code_signature").format(signature[0] if signature else f"def {name}()")
         function, language = self.choose("functions"), self.choose("languages")
         tail = self.choose("code_tails")
-        return str(self.choose("code_write").format(l=language, w=function)) + tail
+        return self.choose("code_write").format(l=language, w=function) + tail
 
     def translate(self) -> str | None:
         source = self.rng.choices([self.tatoeba, self.cppdocs, self.multi30k], [5, 3, 4])[0]
@@ -269,29 +267,22 @@ class Kinds:
         return f"{self.choose(name)}{text}"
 
     def role_play(self) -> str:
-        template: str = self.choose("role_play")
-        return template.format(p=self.persons(), t=self.topic())
+        return self.choose("role_play").format(p=self.persons(), t=self.topic())
 
     def maths(self) -> str:
-        values = {
-            name: self.rng.randint(*ends)
-            for name, ends in {"a": (3, 40), "b": (2, 12), "c": (2, 20), "d": (2, 9)}.items()
-        }
-        drawn = {"n": self.names(), "m": self.names(), "th": self.things(), "th2": self.things()}
-        drawn |= {"percent": self.choose("percents"), "x": self.rng.randint(1, 5)}
-        return filled(self.choose("maths"), values | drawn) + str(self.choose("maths_tails"))
+        ends = {"a": (3, 40), "b": (2, 12), "c": (2, 20), "d": (2, 9)}
+        values: dict[str, Any] = {name: self.rng.randint(*each) for name, each in ends.items()}
+        values |= {"n": self.names(), "m": self.names(), "th": self.things(), "th2": self.things()}
+        values |= {"percent": self.rng.choice(self.templates["percents"]), "x": self.rng.randint(1, 5)}
+        return filled(self.choose("maths"), values) + self.choose("maths_tails")
 
     def reason(self) -> str:
         values: dict[str, Any] = {name: self.names() for name in ("n", "m", "o", "k")}
         values["t"] = self.choose("odd_ones_out").split(";")
         self.rng.shuffle(values["t"])
         values |= {"i": self.rng.randint(1, 5), "p": self.persons(), "q": self.countries(), "s": self.topics()}
-        values |= {
-            "th": self.things(),
-            "state": self.choose("states"),
-            "other": self.persons(),
-            "day": self.choose("days"),
-        }
+        values |= {"th": self.things(), "state": self.choose("states"), "other": self.persons()}
+        values["day"] = self.choose("days")
         return filled(self.choose("reason"), values)
 
     def extract(self) -> str:
@@ -305,9 +296,14 @@ class Kinds:
         return f"{self.choose('extract')}\n\n{text}"
 
 
-def prompts(data: Path, count: int, length: Callable[[list[dict[str, str]]], int]) -> list[dict[str, Any]]:
-    """``count`` prompts of at most ``MAX_TOKENS`` tokens; ``length`` counts those of a conversation."""
-    return drawn(Kinds(random.Random(SEED), data), count, lambda messages: length(messages) <= MAX_TOKENS)
+def words_of(messages: list[dict[str, str]]) -> str:
+    """What a conversation says."""
+    return "\n".join(each["content"] for each in messages)
+
+
+def prompts(data: Path, count: int, chat: ChatTemplate) -> list[dict[str, Any]]:
+    """``count`` prompts of at most ``MAX_TOKENS`` tokens."""
+    return drawn(Kinds(random.Random(SEED), data), count, lambda asked: len(chat.prompt_of(asked)) <= MAX_TOKENS)
 
 
 def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool]) -> list[dict[str, Any]]:
@@ -321,7 +317,7 @@ def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool
                 messages = kinds.messages(kind)
                 if messages is None:
                     continue
-                text = "\n".join(each["content"] for each in messages)
+                text = words_of(messages)
                 if text not in seen and suits(messages):
                     seen.add(text)
                     made.append({"id": len(made), "kind": kind, "messages": messages})
@@ -329,13 +325,6 @@ def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool
     return made[:count]
 
 
-def save_prompts(data: Path, path: Path, model: str, count: int = 6000) -> None:
-    """Write prompts whose tokens are counted in a model's chat template."""
-    from latticebpd import load
-    from latticebpd.target.chat import ChatTemplate
-
-    loaded = load(model)
-    chat = ChatTemplate(loaded.tokenizer, loaded.base)
-    made = prompts(data, count, lambda messages: len(chat.prompt_of(messages)))
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
+def save_prompts(path: Path, made: list[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made))
     print(f"{path}: {len(made)} prompts,", dict(Counter(record["kind"] for record in made)))

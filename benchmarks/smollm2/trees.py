@@ -16,7 +16,6 @@ pair.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,13 +24,11 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import Interval, err, options, pooled, read_csv, table
+from benchmarks.common import Interval, err, options, pooled, read_csv, table, write_csv
 from fst import FEATURES
-from fst.files import replacing
-from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
+from latticebpd import DraftTree, LatticeDrafter, LatticeSet, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Vanilla
-from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring import blocks
@@ -136,14 +133,13 @@ class Static:
         return cls(tokens[kept], np.array([index[int(parents[node])] for node in kept]))
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Any]) -> list[DraftTree]:
-        return [self._of(lattice) for lattice in lattices]
-
-    def _of(self, lattice: SausageLattice) -> DraftTree:
-        order = np.argsort(-lattice.log_probs, axis=1, kind="stable")
-        depths = np.zeros(len(self.tokens), int)
+        trees, depths = [], np.zeros(len(self.tokens), int)
         for node, parent in enumerate(self.parents.tolist()):
             depths[node] = 0 if parent < 0 else depths[parent] + 1
-        return DraftTree(lattice.tokens[depths, order[depths, self.tokens]], self.parents, None, lattice)
+        for each in lattices:
+            order = np.argsort(-each.log_probs, axis=1, kind="stable")
+            trees.append(DraftTree(each.tokens[depths, order[depths, self.tokens]], self.parents, None, each))
+        return trees
 
 
 def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
@@ -158,9 +154,8 @@ def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
     for number, lattices in sorted(parts.items()):
         tokens, prompt_length = texts[number]
         joined = LatticeSet.joined(lattices)
-        in_order = np.full(
-            (len(joined), 1), PADDING, np.int32
-        )  # without contexts, `SavedTopK` takes them by the length of the text
+        # Without contexts, `SavedTopK` takes lattices by the length of the text.
+        in_order = np.full((len(joined), 1), PADDING, np.int32)
         yield Answer(list(tokens), prompt_length, replace(joined, context=in_order))
 
 
@@ -192,13 +187,10 @@ def narrowed(lattices: LatticeSet, k: int | None = None) -> LatticeSet:
 
 def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     """``[slots, k]`` how often the arc of a rank is right."""
-    right = total = None
-    for answer in answers(path, kept):
-        lattices = narrowed(answer.lattices)
-        hits = lattices.tokens == lattices.continuation[:, :, None]
-        known = (lattices.continuation >= 0).sum(axis=0)
-        right, total = (hits.sum(axis=0), known) if right is None else (right + hits.sum(axis=0), total + known)
-    accuracies: np.ndarray = right / np.maximum(total, 1)[:, None]  # type: ignore[operator,call-overload]
+    lattices = narrowed(LatticeSet.joined([answer.lattices for answer in answers(path, kept)]))
+    hits = lattices.tokens == lattices.continuation[:, :, None]
+    known = (lattices.continuation >= 0).sum(axis=0)
+    accuracies: np.ndarray = hits.sum(axis=0) / np.maximum(known, 1)[:, None]
     return accuracies
 
 
@@ -276,19 +268,13 @@ def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[An
 
     parts: a name for ``column``, texts, and what makes the systems of a text.
     """
-    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow((column, *COLUMNS))
-        for part, texts, systems in parts:
-            for number, answer in enumerate(texts):
-                for name, drafter in systems(answer).items() if len(answer.lattices) else ():
-                    writer.writerow((part, number, name, *walk(answer, drafter)))
-
-
-def systems_of_lattices(strategies: Mapping[str, Any], answer: Answer) -> dict[str, LatticeDrafter]:
-    """Strategies on an answer's lattices, by name."""
-    source = SavedTopK(answer.lattices)
-    return {name: LatticeDrafter(source, strategy) for name, strategy in strategies.items()}
+    rows = [
+        dict(zip((column, *COLUMNS), (part, number, name, *walk(answer, drafter)), strict=True))
+        for part, texts, systems in parts
+        for number, answer in enumerate(texts)
+        for name, drafter in (systems(answer).items() if len(answer.lattices) else ())
+    ]
+    write_csv(path, rows)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -33,12 +33,10 @@ from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import load
+from latticebpd import BlockwiseLM, LatticeSet, NeuralRescorer, load
 from latticebpd.drafters import HeadLattices
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_blockwise, load_tokenizer
 from latticebpd.drafters.text_states import entropy
-from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.calibrate import calibrate
@@ -51,7 +49,6 @@ from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
 from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
-from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.target.catalogue import resolved
@@ -124,15 +121,14 @@ def redrawn(blockwise: BlockwiseLM, every: LatticeSet, texts: Texts) -> LatticeS
 def lattices_of_heads(work: Path, heads: Path, updates: str, found: Path, tasks: Sequence[str]) -> Path:
     """The lattices of heads after so many updates, on the texts of existing ones; a shard for each task."""
     old, new = lattice_directory(found), lattice_directory(work / f"{found.name}-{updates}")
-    for number, task in enumerate(TASKS):
-        if task in tasks:
 
-            def make(number: int = number) -> None:
-                every, texts = LatticeSet.load(old.file(number)), Texts.load(old.file(number, "texts"))
-                shutil.copy(old.file(number, "texts"), new.file(number, "texts"))
-                redrawn(blockwise(heads), every, texts).save(new.file(number))
+    def make(number: int) -> None:
+        every, texts = LatticeSet.load(old.file(number)), Texts.load(old.file(number, "texts"))
+        shutil.copy(old.file(number, "texts"), new.file(number, "texts"))
+        redrawn(load_blockwise(heads), every, texts).save(new.file(number))
 
-            stage(new.file(number), make)
+    for number in map(list(TASKS).index, tasks):
+        stage(new.file(number), partial(make, number))
     return new.path
 
 
@@ -158,28 +154,18 @@ def parts(work: Path, task: str, found: Path) -> tuple[Part, Part]:
     texts = list(written.items())
     numbers = np.array([index[tuple(text[:length])] for text, length in texts])
     every = replace(every, sequence=numbers[numbers_of(every)])
-    made = []
-    for name, own in (("tuning", range(TUNING)), ("test", range(TUNING, size))):
-        part = every.take(np.isin(numbers_of(every), own))
-        path = work / "cut" / f"{found.name}-{task}-{name}.npz"
-        stage(path, lambda: narrowed(part, K).save(path))  # noqa: B023
-        made.append(Part([text for text, row in zip(texts, numbers, strict=True) if row in own], part, path))
-    return made[0], made[1]
+
+    def part(name: str, own: range) -> Part:
+        lattices, path = every.take(np.isin(numbers_of(every), own)), work / "cut" / f"{found.name}-{task}-{name}.npz"
+        stage(path, lambda: narrowed(lattices, K).save(path))
+        return Part([text for text, row in zip(texts, numbers, strict=True) if row in own], lattices, path)
+
+    return part("tuning", range(TUNING)), part("test", range(TUNING, size))
 
 
 def numbers_of(lattices: LatticeSet) -> np.ndarray:
     assert lattices.sequence is not None
     return lattices.sequence
-
-
-@cache
-def model() -> Any:
-    return load(MODEL).base
-
-
-@cache
-def blockwise(heads: Path) -> BlockwiseLM:
-    return load_blockwise(heads)
 
 
 @cache
@@ -219,7 +205,6 @@ def domain_corpus(work: Path, data: Path, task: Task) -> Path:
     """Text of the task's kind, up to so many letters."""
 
     def make() -> None:
-        made.parent.mkdir(exist_ok=True)
         texts = list(task.domain(data))
         ends = np.cumsum([len(text) for text in texts])
         rows = tokenizer()(texts[: 1 + int(np.searchsorted(ends, LETTERS))], add_special_tokens=False)["input_ids"]
@@ -232,7 +217,6 @@ def domain_corpus(work: Path, data: Path, task: Task) -> Path:
 def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
     """Katz, as `latticebpd lm train` estimates it; by default the paper's minimum counts: trigrams 2, 4-grams 4."""
     made = work / "lm" / f"{corpus.stem}-{order}.fst"
-    made.parent.mkdir(exist_ok=True)
     vocabulary = tokenizer().get_vocab()
     known = {"vocab_size": len(vocabulary), "fingerprint": vocabulary_fingerprint(vocabulary)}
     recipe = Recipe(order=order, end_of_text=END, **known, **options)
@@ -445,9 +429,9 @@ def qualities(work: Path, task: Task, test: Part, base: Any) -> list[Row]:
 def weights(task: str, models: Mapping[str, Tuned]) -> list[Row]:
     rows = []
     for name, record in ((name, record) for name, tuned in models.items() for record in tuned.tunings):
+        about = {"task": task, "lm": name, "system": record.system}
         for alpha, value in zip(record.alphas, record.block_efficiency, strict=True):
-            row = {"task": task, "lm": name, "system": record.system, "alpha": f"{alpha:g}"}
-            rows.append(row | {"tokens_per_call": value, "chosen": int(alpha == record.alpha)})
+            rows.append(about | {"alpha": f"{alpha:g}", "tokens_per_call": value, "chosen": int(alpha == record.alpha)})
     return rows
 
 
@@ -476,7 +460,7 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
         "entropy": means,
         "entropy-bins": bins,
         "coverage": coverage(task.name, test, load(MODEL).model),
-        "quality": qualities(work, task, test, model()),
+        "quality": qualities(work, task, test, load(MODEL).base),
         "weights": weights(task.name, tuned),
         "ngrams": ngram_rows(task.name, models, test),
     }
@@ -528,11 +512,9 @@ def package_rows(
             pairs = zip(each["calls"], each["entropy"], strict=True)
             found.append({"heads": [about | {name: (one | other)[name] for name in kept} for one, other in pairs]})
         for name, lm in (("4-gram", "g4"), ("own 4-gram", "own4")) if rescorers else ():
-            calls = [{column: row[column] for column in (*columns, "oracle")} for row in each["calls"]]
-            pairs = zip(calls, each["calls"], strict=True)
-            found.append(
-                {"rescorers": [{"rescorer": name, **own, "1-best": row[f"1-best:{lm}"]} for own, row in pairs]}
-            )
+            keys = (*columns, "oracle")
+            calls = [{key: row[key] for key in keys} | {"1-best": row[f"1-best:{lm}"]} for row in each["calls"]]
+            found.append({"rescorers": [{"rescorer": name, **row} for row in calls]})
     return found
 
 
@@ -542,7 +524,6 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
     for part in parts:
         for name, rows in part.items():
             joined.setdefault(name, []).extend(rows)
-    results.mkdir(exist_ok=True)
     for name, rows in joined.items():
         write_csv(results / f"kim-{name}.csv", rows, digits=6)
 
@@ -551,26 +532,25 @@ def count_all(
     work: Path, data: Path, tasks: Sequence[str], results: Path, heads: dict[str, Path], neural: bool
 ) -> None:
     """The counts of all tasks, each from its file where that exists, into the files of the results."""
-    found, counts = lattices(work, data, tasks), work / "counts"
-    rows = {
-        name: stored(counts / f"{name}.json", partial(count_task, work, data, TASKS[name], found)) for name in tasks
-    }
+    found = lattices(work, data, tasks)
+
+    def counted(name: str, suffix: str, count: Callable[..., dict[str, list[Row]]], *given: Any) -> Any:
+        path = work / "counts" / f"{name}{suffix}.json"
+        return stored(path, lambda: count(work, data, TASKS[name], *given))
+
+    rows = {name: counted(name, "", count_task, found) for name in tasks}
     gather(rows.values(), results)
     for name in tasks:
-        make = partial(count_calibrated, work, data, TASKS[name], found, tasks)
-        for kind, further in stored(counts / f"{name}-calibrated-{len(tasks)}.json", make).items():
+        calibrated = counted(name, f"-calibrated-{len(tasks)}", count_calibrated, found, tasks)
+        for kind, further in calibrated.items():
             rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
     others = package_rows(rows, bool(heads), neural)
     for updates, path in heads.items():
         drawn = lattices_of_heads(work, path, updates, found, tasks)
-        for name in tasks:
-            make = partial(count_heads, work, data, TASKS[name], updates, drawn)
-            others.append(stored(counts / f"{name}-heads-{updates}.json", make))
+        others += [counted(name, f"-heads-{updates}", count_heads, updates, drawn) for name in tasks]
     for which in NEURAL_UPDATES if neural else ():
-        for name in tasks:
-            make = partial(count_rescorer, work, data, TASKS[name], which, found)
-            others.append(stored(counts / f"{name}-rescorer-{which}.json", make))
+        others += [counted(name, f"-rescorer-{which}", count_rescorer, which, found) for name in tasks]
     gather(others, results)
 
 
@@ -579,8 +559,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    about = "heads by the updates of their training, such as 200=EARLY"
-    parser.add_argument("--heads", nargs="+", type=named, default=[], help=about)
+    parser.add_argument("--heads", nargs="+", type=named, default=[], help="heads by updates, such as 200=EARLY")
     parser.add_argument("--neural", action="store_true", help="train and measure neural rescorers")
     parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
@@ -591,7 +570,8 @@ def main() -> None:
     results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:
         given.work.mkdir(parents=True, exist_ok=True)
-        count_all(given.work, given.data, given.tasks, results, dict(given.heads), given.neural)
+        heads = {updates: Path(path) for updates, path in given.heads}
+        count_all(given.work, given.data, given.tasks, results, heads, given.neural)
     kim_tables.show(results, given.tables, given.tasks)
 
 

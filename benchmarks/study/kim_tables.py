@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESAMPLES, Interval, interval, markdown, pooled, read_csv, with_interval
+from benchmarks.common import RESAMPLES, Interval, columns, grouped, interval, markdown, pooled, read_csv, with_interval
+from benchmarks.decodes import draw_band
 from benchmarks.study.kim_tasks import TASKS
 from latticebpd.measuring.entropy import h_max, regress
 from latticebpd.report.theme import FAINT, INK, MARKERS, SERIES, STYLE
@@ -66,23 +67,12 @@ class Counts:
 
     def column(self, name: str, task: str, rows: Sequence[Row] | None = None) -> np.ndarray:
         rows = self.calls if rows is None else rows
-        return np.array([float(row[name]) for row in rows if task in ("all", row["task"])])
+        return columns([row for row in rows if task in ("all", row["task"])], name)[0]
 
     @cached_property
     def stages(self) -> dict[str, list[Row]]:
         """Calls and mean entropies of every text by updates of the heads, rising."""
-        found: dict[str, list[Row]] = {}
-        for row in self.rows("heads"):
-            found.setdefault(row["updates"], []).append(row)
-        return dict(sorted(found.items(), key=lambda item: int(item[0])))
-
-    @cached_property
-    def rescorers(self) -> dict[str, list[Row]]:
-        """By neural rescorer what it is, task by task."""
-        found: dict[str, list[Row]] = {}
-        for row in self.rows("rescorers-models"):
-            found.setdefault(row["rescorer"], []).append(row)
-        return found
+        return dict(sorted(grouped(self.rows("heads"), "updates").items(), key=lambda item: int(item[0])))
 
     def efficiency(self, task: str, system: str, rows: Sequence[Row] | None = None) -> Interval:
         """Tokens per call."""
@@ -91,8 +81,7 @@ class Counts:
     def gain(self, task: str, system: str, over: str = "vanilla", rows: Sequence[Row] | None = None) -> Interval:
         """Of tokens per call, in %."""
         tokens, own, others = (self.column(name, task, rows) for name in ("tokens", system, over))
-        value, low, high = pooled(tokens, own, (tokens, others))
-        return 100 * value, 100 * low, 100 * high
+        return percent(pooled(tokens, own, (tokens, others)))
 
     def oracle(self, task: str, k: int, heads: int) -> Interval:
         rows = [row for row in self.rows("oracle") if row["k"] == str(k)]
@@ -102,6 +91,11 @@ class Counts:
         """A row for every task, and for the texts of all."""
         tasks = [*self.tasks, "all"] if with_all else self.tasks
         return markdown(["task", *head], [[TITLES[task], *cells(task)] for task in tasks])
+
+
+def percent(share: Interval) -> Interval:
+    value, low, high = share
+    return 100 * value, 100 * low, 100 * high
 
 
 def valued(value: Interval, digits: int = 2) -> str:
@@ -149,11 +143,10 @@ def table_3(counts: Counts) -> str:
         shares, runs = [], []
         for system in ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4"):
             own = [row for row in drafts if row["system"] == system]
-            columns = ("equal", "neighbours", "run", "wins", "ties", "losses")
-            equal, neighbours, run, *outcomes = (counts.column(name, task, own) for name in columns)
-            value, low, high = pooled(equal, neighbours)
-            shares.append(valued((100 * value, 100 * low, 100 * high), 1))
-            runs.append(f"{run.sum() / sum(each.sum() for each in outcomes):.2f}")
+            parts = ("equal", "neighbours", "run", "wins", "ties", "losses")
+            equal, neighbours, run, *outcomes = (counts.column(name, task, own) for name in parts)
+            shares.append(valued(percent(pooled(equal, neighbours)), 1))
+            runs.append(f"{run.sum() / np.sum(outcomes):.2f}")
         return shares + runs
 
     return counts.table([*(f"% consec: {names[0]}", *names[1:]), *(f"max run: {names[0]}", *names[1:])], cells)
@@ -232,15 +225,12 @@ def table_7(counts: Counts) -> str:
 
 def table_8(counts: Counts) -> str:
     """Tuned weights."""
-    tuned = {
-        tuple(row[name] for name in ("task", "lm", "system")): row
-        for row in counts.rows("weights")
-        if row["chosen"] == "1"
-    }
+    chosen = [row for row in counts.rows("weights") if row["chosen"] == "1"]
+    tuned = {(row["task"], row["lm"], row["system"]): row["alpha"] for row in chosen}
     names = {"g4": "4-gram", "d4": "in-domain", "own4": "own"}
     systems = [(lm, system) for lm in names for system in ("1-best", "16-best", "16-tree")]
     head = [f"{system}, {names[lm]}" for lm, system in systems]
-    return counts.table(head, lambda task: (tuned[task, *system]["alpha"] for system in systems), with_all=False)
+    return counts.table(head, lambda task: (tuned[task, *system] for system in systems), with_all=False)
 
 
 def table_9(counts: Counts) -> str:
@@ -287,20 +277,13 @@ def table_11(counts: Counts) -> str:
     return markdown(["", "tokens per call", "weights read per token", "tokens computed per token"], lines)
 
 
-def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) -> Interval:
-    """A gain, in %, of heads after so many updates."""
-    return counts.gain(task, system, over, counts.stages[updates])
-
-
 def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> Interval:
     """By how many points the second stage's gain over all texts exceeds the first's; texts resampled in pairs."""
+    stages = [columns(counts.stages[each], system, over) for each in (first, second)]
 
     def measure(drawn: np.ndarray) -> Any:
-        gains = []
-        for rows in (counts.stages[first], counts.stages[second]):
-            calls, others = (counts.column(name, "all", rows)[drawn].sum(axis=-1) for name in (system, over))
-            gains.append(100 * (others / calls - 1))
-        return gains[1] - gains[0]
+        one, two = (others / calls for calls, others in (each[:, drawn].sum(axis=-1) for each in stages))
+        return 100 * (two - one)
 
     return interval(measure, len(counts.stages[first]))
 
@@ -309,7 +292,7 @@ def table_heads(counts: Counts) -> str:
     """What rescoring gains for heads after a part of their training, over all texts."""
     rows = []
     for updates, own in counts.stages.items():
-        gains = (gained(stage_gain(counts, updates, "all", *pair)) for pair in GAINS.values())
+        gains = (gained(counts.gain("all", *pair, own)) for pair in GAINS.values())
         rows.append([f"{int(updates):,}", valued(counts.efficiency("all", "vanilla", own)), *gains])
     first, *_, last = counts.stages
     differences = (gained(gain_difference(counts, first, last, *pair)) for pair in GAINS.values())
@@ -319,22 +302,19 @@ def table_heads(counts: Counts) -> str:
 
 def table_rescorers(counts: Counts) -> str:
     """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
-    columns: dict[str, list[Row]] = {}
-    for row in counts.rows("rescorers"):
-        columns.setdefault(row["rescorer"], []).append(row)
-    found = {(row["task"], name): float(row["perplexity"]) for name, rows in counts.rescorers.items() for row in rows}
-
-    general = (row["1-best"] for row in columns["general"])
-    paired = [row | {"general": calls} for row, calls in zip(columns["in-domain"], general, strict=True)]
+    calls, models = grouped(counts.rows("rescorers"), "rescorer"), counts.rows("rescorers-models")
+    neural = list(dict.fromkeys(row["rescorer"] for row in models))
+    general = (row["1-best"] for row in calls["general"])
+    paired = [{**row, "general": other} for row, other in zip(calls["in-domain"], general, strict=True)]
 
     def cells(task: str) -> list[str]:
-        gains = [gained(counts.gain(task, "1-best", rows=rows)) for rows in columns.values()]
+        gains = [gained(counts.gain(task, "1-best", rows=rows)) for rows in calls.values()]
         gains.append(gained(counts.gain(task, "1-best", "general", paired)))
-        perplexities = (f"{found[task, name]:.0f}" for name in counts.rescorers if (task, name) in found)
+        perplexities = (f"{float(row['perplexity']):.0f}" for row in models if row["task"] == task)
         return [f"{counts.efficiency(task, 'vanilla', paired)[0]:.2f}", *gains, " / ".join(perplexities)]
 
-    names = [f"neural, {name}" if name in counts.rescorers else name for name in columns]
-    head = ("vanilla", *names, "in-domain over general", f"perplexity: {' / '.join(counts.rescorers)}")
+    names = [f"neural, {name}" if name in neural else name for name in calls]
+    head = ("vanilla", *names, "in-domain over general", f"perplexity: {' / '.join(neural)}")
     return counts.table(head, cells)
 
 
@@ -393,8 +373,7 @@ def table_coverage(counts: Counts) -> str:
     def cells(task: str) -> list[str]:
         tokens, outside, foreseen, nats, calls = (counts.column(name, task, rows) for name in names)
         shares = (pooled(outside, tokens), pooled(foreseen, tokens), pooled(foreseen, tokens - outside))
-        percent = [valued((100 * value, 100 * low, 100 * high), 1) for value, low, high in shares]
-        return [*percent, f"{np.average(nats, weights=calls):.2f}"]
+        return [*(valued(percent(each), 1) for each in shares), f"{np.average(nats, weights=calls):.2f}"]
 
     head = ("not known to heads, %", "head 2 right, %", "of known tokens, %", "entropy of head 1 over known tokens")
     return counts.table(head, cells)
@@ -407,8 +386,8 @@ def table_correlations(counts: Counts) -> str:
         pairs = zip(([quantity(task) for task in each] for each in means), efficiencies, strict=True)
         rows.append([f"{name}; block efficiency", correlation(pairs)])
     for title in ("1-best, 4-gram", "16-best, 4-gram"):
-        columns = ("tokens", "vanilla", GAINS[title][0])
-        sums = [[counts.column(name, task)[drawn].sum(axis=1) for name in columns] for task, drawn in draws(counts)]
+        names = ("tokens", "vanilla", GAINS[title][0])
+        sums = [[counts.column(each, task)[drawn].sum(axis=1) for each in names] for task, drawn in draws(counts)]
         tokens, vanilla, calls = np.array(sums).transpose(1, 2, 0)
         pairs = zip(tokens / vanilla, vanilla / calls, strict=True)
         rows.append([f"block efficiency; gain of {title}", correlation(pairs)])
@@ -416,22 +395,23 @@ def table_correlations(counts: Counts) -> str:
 
 
 # ---------------------------------------------------------------- figures
-def panels(tasks: Sequence[str]) -> tuple[Figure, Iterator[tuple[str, Any]]]:
+def panels(tasks: Sequence[str], across: str, upwards: str) -> tuple[Figure, dict[str, Any]]:
+    """Axes by task, and the labels of all."""
     figure = Figure(figsize=(8.4, 6.6), layout="constrained")
+    figure.supxlabel(across, fontsize=9)
+    figure.supylabel(upwards, fontsize=9)
     axes = figure.subplots(3, 3, sharex=True).ravel()
     for unused in axes[len(tasks) :]:
         unused.set_visible(False)
-    for task, each in zip(tasks, axes, strict=False):
+    found = dict(zip(tasks, axes, strict=False))
+    for task, each in found.items():
         each.set_title(TITLES[task], fontsize=9)
-    return figure, iter(zip(tasks, axes, strict=False))
+    return figure, found
 
 
-def band(axes: Any, at: Sequence[int], values: Iterable[Interval], number: int, label: str) -> None:
+def band(axes: Any, at: Sequence[int], values: Iterable[Interval], label: str, number: int) -> None:
     """Values and their intervals on an axis of powers of two."""
-    middle, low, high = np.array([*values]).T
-    color = SERIES[number].light
-    axes.plot(at, middle, color=color, marker=MARKERS[number], markersize=3, label=label)
-    axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+    draw_band(axes, at, values, label, number, markersize=3)
     axes.set_xscale("log", base=2)
     axes.set_xticks(at, [str(each) for each in at])
     axes.minorticks_off()
@@ -486,29 +466,25 @@ def figure_3(counts: Counts) -> Figure:
 
 @rc_context(STYLE)
 def figure_6(counts: Counts) -> Figure:
-    figure, each = panels(counts.tasks)
     ks = sorted({int(row["k"]) for row in counts.rows("oracle")})
-    for task, axes in each:
+    figure, panel = panels(counts.tasks, "arcs per slot (k)", "oracle block efficiency")
+    for task, axes in panel.items():
         for number, heads in enumerate((3, 6, 9)):
-            band(axes, ks, (counts.oracle(task, k, heads) for k in ks), number, f"{heads} heads")
+            band(axes, ks, (counts.oracle(task, k, heads) for k in ks), f"{heads} heads", number)
     figure.axes[0].legend(fontsize=8, loc="upper left")
-    figure.supxlabel("arcs per slot (k)", fontsize=9)
-    figure.supylabel("oracle block efficiency", fontsize=9)
     return figure
 
 
 @rc_context(STYLE)
 def figure_7(counts: Counts) -> Figure:
-    figure, each = panels(counts.tasks)
     ps = (1, 2, 4, 8, 16)
-    for task, axes in each:
+    figure, panel = panels(counts.tasks, "paths verified (p)", "block efficiency")
+    for task, axes in panel.items():
         for number, (lm, label) in enumerate((("g4", "4-gram"), ("0-gram", "0-gram"))):
             names = ["vanilla" if (p, lm) == (1, "0-gram") else f"{p}-best:{lm}" for p in ps]
-            band(axes, ps, (counts.efficiency(task, name) for name in names), number, label)
+            band(axes, ps, (counts.efficiency(task, name) for name in names), label, number)
         axes.axhline(counts.efficiency(task, "oracle")[0], color=INK.light, linestyle=":", linewidth=1, label="oracle")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="lower right", ncols=3)
-    figure.supxlabel("paths verified (p)", fontsize=9)
-    figure.supylabel("block efficiency", fontsize=9)
     return figure
 
 
@@ -520,7 +496,7 @@ def figure_heads(counts: Counts) -> Figure:
         for task in [*counts.tasks, "all"]:
             width, size, color = (2, 7, INK.light) if task == "all" else (0.8, 4, FAINT.light)
             efficiency = [counts.efficiency(task, "vanilla", own)[0] for own in counts.stages.values()]
-            gain = [stage_gain(counts, updates, task, *GAINS[title])[0] for updates in counts.stages]
+            gain = [counts.gain(task, *GAINS[title], own)[0] for own in counts.stages.values()]
             axes.plot(efficiency, gain, color=color, linewidth=width)
             for number, (updates, x, y) in enumerate(zip(counts.stages, efficiency, gain, strict=True)):
                 style: dict[str, Any] = {"color": SERIES[number].light, "markersize": size, "zorder": 4}

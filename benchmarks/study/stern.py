@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
 from benchmarks import common, decodes
-from benchmarks.gad_recipe import claim_options, cut, taught, teacher_of
+from benchmarks.gad_recipe import cut, read, taught, teacher_of, translator_options
 from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
 from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import new_heads
@@ -44,13 +45,9 @@ from lm_training.families.translators import load_translator
 from lm_training.training.training_options import HeadTraining
 
 MAX_NEW = 96
-LENIENT: dict[str, Any] = {
-    "top-2": TopK(2),
-    "top-3": TopK(3),
-    "at least 2": MinimumBlock(2),
-    "at least 3": MinimumBlock(3),
-}
-RULES: dict[str, Any] = {"exact": Exact()} | LENIENT
+RULES: dict[str, Any] = {
+    "exact": Exact(), "top-2": TopK(2), "top-3": TopK(3), "at least 2": MinimumBlock(2), "at least 3": MinimumBlock(3),
+}  # fmt: skip
 OURS = "both, ours"
 SETTINGS = ("regular", "distilled", "fine-tuned", "both", OURS)
 """As table 1 has them, and one more; they are made in the order of the next line."""
@@ -81,14 +78,10 @@ class Study:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.work = arguments, arguments.work
         self.tokenizer = Tokenizer.from_file(str(teacher_of(arguments) / "tokenizer.json"))
-        self.sources, self.references = self.read(arguments.test, arguments.limit)
-        self.held_out, self.held_out_references = self.read(arguments.validation, arguments.tuned)
-
-    def read(self, path: Path, limit: int | None) -> tuple[list[list[int]], list[str]]:
-        """Sources as tokens, references as text."""
-        lines = common.read_lines(path, limit)
-        ids = [encoded.ids for encoded in self.tokenizer.encode_batch([line[self.arguments.source] for line in lines])]
-        return ids, [line[self.arguments.target] for line in lines]
+        self.sources, self.references = read(arguments, self.tokenizer, arguments.test, arguments.limit)
+        held_out = read(arguments, self.tokenizer, arguments.validation, arguments.tuned)
+        self.held_out, self.held_out_references = held_out
+        self.decoded = decodes.Decodes(self.work / "decodes", self.sources, MAX_NEW)
 
     def base(self, setting: str) -> Path:
         """The base model's directory, made if it is missing."""
@@ -157,10 +150,6 @@ class Study:
         common.stage(calibration_path(lm), make)
         return lm
 
-    def decoded(self, name: str, model: Any, drafter: Callable[[], Any], rule: Any) -> decodes.Decoded:
-        path = self.work / "decodes" / f"{common.slug(name)}.json"
-        return decodes.stored_decodes(path, model, self.sources, (drafter, rule), MAX_NEW)
-
     def greedy(self, name: str, model: Any) -> list[list[int]]:
         """`generate()`'s texts."""
         path = self.work / "decodes" / f"generate-{common.slug(name)}.json"
@@ -171,10 +160,6 @@ class Study:
         texts = [self.tokenizer.decode(row).strip() for row in found.rows]
         row = {"setting": setting, "k": k, "rule": rule}
         return row | decodes.counts_row(found, texts, self.references)
-
-
-def vanilla(model: BlockwiseLM, k: int) -> Callable[[], Any]:
-    return lambda: VanillaDrafter(model, k - 1)
 
 
 def measure(study: Study) -> None:
@@ -191,9 +176,8 @@ def measure(study: Study) -> None:
             for rule, acceptance in RULES.items():
                 if (rule != "exact" and frozen) or (rule.startswith("at least") and k < int(rule[-1])):
                     continue
-                found = study.decoded(f"{setting}-{k}-{rule}", model, vanilla(model, k), acceptance)
-                if rule == "exact" and found.rows != wanted:
-                    raise ValueError(f"{setting}, k = {k}: expected generate()'s texts, got others")
+                drafter = partial(VanillaDrafter, model, k - 1)
+                found = study.decoded(f"{setting}-{k}-{rule}", model, drafter, acceptance, wanted)
                 rows.append(study.row(setting, k, rule, found))
         if BASES[setting] is taught:
             rows += trees(study, setting, wanted)
@@ -207,20 +191,20 @@ def sweep(study: Study) -> None:
     for rate, updates in ((0.0, 0), *SWEPT):
         model = study.model("both", k, rate, updates) if updates else study.model(STARTS["both"], k)
         name = f"sweep-{rate:g}-{updates}"
-        found = study.decoded(name, model, vanilla(model, k), Exact())
-        if found.rows != study.greedy(name, model.base):
-            raise ValueError(f"rate {rate:g}, {updates} updates: expected generate()'s texts, got others")
+        wanted = study.greedy(name, model.base)
+        found = study.decoded(name, model, partial(VanillaDrafter, model, k - 1), Exact(), wanted)
         rows.append({"rate": f"{rate:g}", "updates": updates} | study.row("both", k, "exact", found))
         common.write_csv(study.arguments.results / SWEEP, rows)
 
 
 def swept(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """Rates and updates, then BLEU and mean accepted block size with their intervals, from `sweep`'s rows."""
-    measured = [decodes.measures_of(row) for row in rows]
-    return [
-        [row["rate"], row["updates"], *(common.spread(each, name) for name in ("BLEU", "accepted"))]
-        for row, each in zip(rows, measured, strict=True)
-    ]
+    return [[row["rate"], row["updates"], *quality(decodes.measures_of(row))] for row in rows]
+
+
+def quality(row: Mapping[str, float]) -> list[str]:
+    """BLEU and mean accepted block size, with their intervals."""
+    return [common.spread(row, name) for name in ("BLEU", "accepted")]
 
 
 def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, int, str], dict[str, Any]]:
@@ -231,30 +215,28 @@ def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, int, str], di
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
     """Trees of the largest k's heads: alone, with a 4-gram of the distilled text at a tuned weight, calibrated."""
     k = max(study.arguments.tuned_k if setting in STARTS else study.arguments.k)
-    model, rows, lm, calibrated = study.model(setting, k), [], study.ngram(), study.calibrated(setting, k)
+    model, rows, lm = study.model(setting, k), [], study.ngram()
+    calibrated = calibrated_scorer(study.calibrated(setting, k))
 
     def tuned(nodes: int) -> dict[str, Any]:
         found, alphas = dict[float, float](), ALPHAS
         while new := [alpha for alpha in alphas if alpha not in found]:
             for alpha in new:
-                system = (lambda alpha=alpha: TreeDrafter(model, lm, nodes, alpha)), Exact()
+                system = partial(TreeDrafter, model, lm, nodes, alpha), Exact()
                 found[alpha] = decodes.decode(model, study.held_out, system, MAX_NEW).tokens_per_call
             alphas = decodes.widened(found)
         return {"alpha": decodes.most(found), "tokens a call": found}
 
     for nodes in NODES:
         note = study.work / "decodes" / f"alpha-{common.slug(setting)}-{nodes}.json"
-        alpha, name = common.stored(note, lambda nodes=nodes: tuned(nodes))["alpha"], f"{nodes}-calibrated"
-        scorer = calibrated_scorer(calibrated)
+        alpha = common.stored(note, partial(tuned, nodes))["alpha"]
         drafters: dict[str, Callable[[], Any]] = {
-            "0-gram": lambda nodes=nodes: TreeDrafter(model, None, nodes),
-            "4-gram": lambda nodes=nodes, alpha=alpha: TreeDrafter(model, lm, nodes, alpha),
-            "calibrated": lambda name=name, scorer=scorer: drafter_named(name, HeadLattices(model), scorer),
+            "0-gram": partial(TreeDrafter, model, None, nodes),
+            "4-gram": partial(TreeDrafter, model, lm, nodes, alpha),
+            "calibrated": partial(drafter_named, f"{nodes}-calibrated", HeadLattices(model), calibrated),
         }
         for name, drafter in drafters.items():
-            found = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact())
-            if found.rows != wanted:
-                raise ValueError(f"{setting}, tree of {nodes} nodes, {name}: expected generate()'s texts, got others")
+            found = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact(), wanted)
             rows.append(study.row(setting, k, f"{nodes}-node tree, {name}", found))
     return rows
 
@@ -262,16 +244,12 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
 def speeds(study: Study) -> list[dict[str, Any]]:
     """CPU time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
     path, given = study.work / "decodes" / "speeds.json", study.arguments
-
-    def clock() -> None:
-        systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), (NoDrafter, Exact()))}
-        for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
-            for k in sizes:
-                model = study.model(setting, k)
-                systems[f"{setting}, k = {k}"] = model, (vanilla(model, k), Exact())
-        decodes.timed(path, systems, study.sources[: given.timed], MAX_NEW)
-
-    return decodes.speed_rows(common.stage(path, clock))
+    systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), (NoDrafter, Exact()))}
+    for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
+        for k in sizes:
+            model = study.model(setting, k)
+            systems[f"{setting}, k = {k}"] = model, (partial(VanillaDrafter, model, k - 1), Exact())
+    return decodes.speed_rows(path, systems, study.sources[: given.timed], MAX_NEW)
 
 
 def draw(results: Path) -> None:
@@ -285,34 +263,34 @@ def draw(results: Path) -> None:
         found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
         cells = [f"{row['BLEU']:.2f} / {row['accepted']:.2f}" if row is not None else "" for row in found]
         lines.append([k, *cells])
-    print(f"\nBLEU / mean accepted block size\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}\n")
+    common.table("BLEU / mean accepted block size", ["k", *map(", ".join, columns)], lines)
     shown = {key: row for key, row in cell.items() if "tree" in key[2] or key[2] in ("exact", "greedy")}
     head = ("setting", "k", "drafts", "BLEU", "mean accepted block size")
-    lines = [[*key, *(common.spread(row, name) for name in ("BLEU", "accepted"))] for key, row in shown.items()]
-    print(common.markdown(head, lines))
+    lines = [[*key, *quality(row)] for key, row in shown.items()]
+    common.table("", head, lines)
     if (results / SPEED).exists():
         decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "stern.png", figure(cell, sizes))
 
 
+@rc_context(STYLE)
 def figure(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes: Sequence[int]) -> Figure:
     """Mean accepted block size by k, BLEU by k; the paper's dotted."""
-    with rc_context(STYLE):
-        drawn = Figure((7.4, 3.8), layout="constrained")
-        accepted, bleu = drawn.subplots(1, 2)
-        for number, setting in enumerate(SETTINGS):
-            own = [k for k in sizes if (setting, k, "exact") in cell]
-            found = [cell[setting, k, "exact"] for k in own]
-            if found:
-                decodes.draw_series(accepted, own, found, "accepted", setting, number)
-                theirs = {k: pair[1] for k, pair in PAPER.get(setting, {}).items()}
-                accepted.plot([*theirs], [*theirs.values()], ":", color=SERIES[number].light, linewidth=1.1)
-                bleu.plot(own, [row["BLEU"] for row in found], label=setting, **decodes.style_of(number))
-        accepted.set(title="dotted: the paper's", ylabel="mean accepted block size")
-        bleu.set(title="BLEU")
-        for axes in (accepted, bleu):
-            axes.set(xlabel="block size k", xticks=sizes)
-        accepted.legend(fontsize=8)
+    drawn = Figure((7.4, 3.8), layout="constrained")
+    accepted, bleu = drawn.subplots(1, 2)
+    for number, setting in enumerate(SETTINGS):
+        found = {k: cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell}
+        if found:
+            values = (common.interval_of(row, "accepted") for row in found.values())
+            decodes.draw_band(accepted, [*found], values, setting, number)
+            theirs = {k: pair[1] for k, pair in PAPER.get(setting, {}).items()}
+            accepted.plot([*theirs], [*theirs.values()], ":", color=SERIES[number].light, linewidth=1.1)
+            bleu.plot([*found], [row["BLEU"] for row in found.values()], label=setting, **decodes.style_of(number))
+    accepted.set(title="dotted: the paper's", ylabel="mean accepted block size")
+    bleu.set(title="BLEU")
+    for axes in (accepted, bleu):
+        axes.set(xlabel="block size k", xticks=sizes)
+    accepted.legend(fontsize=8)
     return drawn
 
 
@@ -336,36 +314,20 @@ def has_work(arguments: argparse.Namespace) -> bool:
 
 def main() -> None:
     parser = common.options(__doc__)
-    about = "directory of models and decodes; without it only tables and figure are made again"
-    parser.add_argument("--work", type=Path, help=about)
-    for name, what in (
-        ("train", "to learn from"),
-        ("validation", "to validate and tune on"),
-        ("test", "to measure on"),
-    ):
-        parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
+    translator_options(parser, required=False)
+    parser.set_defaults(teacher_updates=1800, verifier_updates=400, written=12000)
     study_options(parser)
     about = "those with a fine-tuned base model"
     parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help=about)
-    about = "fine-tune with other rates and numbers of updates instead"
-    parser.add_argument("--sweep", action="store_true", help=about)
-    parser.add_argument("--teacher-updates", type=int, default=1800)
-    parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
-    about = "number of training sentences that are translated anew, and learnt by heads"
-    parser.add_argument("--written", type=int, default=12000, help=about)
+    parser.add_argument("--sweep", action="store_true", help="fine-tune with other rates and updates instead")
     parser.add_argument("--held-out", type=int, default=400, help="number of validation sentences translated anew")
     parser.add_argument("--tuning-updates", type=int, default=400, help="of base model and heads together, for every k")
-    parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")
-    parser.add_argument("--shape", default="base", help="of the translator, as for `latticebpd train translation`")
-    parser.add_argument("--vocab-size", type=int, default=4096)
-    common.pair_options(parser)
     parser.add_argument("--timed", type=int, default=60, help="test sentences that are timed")
-    parser.add_argument("--limit", type=int, help="number of test sentences")
     arguments = parser.parse_args()
     common.set_up()
     if has_work(arguments):
         names = vars(arguments).keys() - {"work", "results", "tuned_k", "sweep"}
-        claim_options(arguments.work, arguments, " ".join(sorted(names)))
+        common.claim(arguments.work, arguments, " ".join(sorted(names)))
         fewer = arguments.work / "validation.jsonl"
         common.stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
         arguments.validation, arguments.updates = fewer, arguments.teacher_updates

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ COLUMNS = ("base", "k", "rule", "image", "tokens", "calls", "absolute", "squared
 
 def digits() -> np.ndarray:
     """``[images, 8, 8]`` intensities from 0 to 16."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ValueError("expected scikit-learn, whose digits are learnt; pip install scikit-learn") from error
+    from sklearn.datasets import load_digits
+
     images: np.ndarray = load_digits().images.astype(np.int64)
     return images
 
@@ -123,10 +122,7 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     images = parts(digits())
     test = images[2][: settings.limit]
     sources, base = small(test).reshape(len(test), -1).tolist(), base_of(work, images, settings.base_updates)
-
-    def decoded(name: str, model: Any, drafter: Any, rule: Any) -> decodes.Decoded:
-        path = work / "decodes" / f"{common.slug(name)}.json"
-        return decodes.stored_decodes(path, model, sources, (lambda: drafter, rule), PIXELS)
+    decoded = decodes.Decodes(work / "decodes", sources, PIXELS)
 
     def greedy(model: Any) -> list[list[int]]:
         return decodes.decode(model, sources, {}, PIXELS, len(sources)).rows
@@ -146,36 +142,28 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     for kind in BASES:
         for k in settings.k:
             model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
-            wanted, drafter = own if kind == "frozen" else greedy(model.base), VanillaDrafter(model, k - 1)
+            wanted, drafter = own if kind == "frozen" else greedy(model.base), partial(VanillaDrafter, model, k - 1)
             for rule, acceptance in RULES.items():
-                found = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance)
-                if rule == "exact" and found.rows != wanted:
-                    raise ValueError(f"k = {k}, {kind}: expected generate()'s images, got others")
+                found = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance, wanted)
                 add(kind, k, rule, whole(test, found.rows), found)
                 if kind == "fine-tuned" and rule != "distance 1":
-                    make = lambda model=model, k=k: VanillaDrafter(model, k - 1)  # noqa: E731
-                    systems[f"fine-tuned, {rule}, k = {k}"] = model, (make, acceptance)
+                    systems[f"fine-tuned, {rule}, k = {k}"] = model, (drafter, acceptance)
     common.write_csv(settings.results / TABLE, rows)
-    clock = work / "decodes" / "speeds.json"
     systems = dict(sorted(systems.items(), key=lambda item: "distance" in item[0]))  # as the table has them
-    common.stage(clock, lambda: decodes.timed(clock, systems, sources[: settings.timed], PIXELS))
-    common.write_csv(settings.results / SPEED, decodes.speed_rows(clock))
+    speeds = decodes.speed_rows(work / "decodes" / "speeds.json", systems, sources[: settings.timed], PIXELS)
+    common.write_csv(settings.results / SPEED, speeds)
 
 
 def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], dict[str, float]]:
     """Of every base model, k and rule: mean accepted block size, mean absolute error in intensities, peak
     signal-to-noise ratio in dB, with intervals over images."""
-    groups: dict[tuple[str, str, str], list[list[int]]] = {}
-    for row in rows:
-        groups.setdefault((row["base"], row["k"], row["rule"]), []).append([int(row[name]) for name in COLUMNS[4:]])
     found = {}
-    for key, counts in groups.items():
-        tokens, calls, absolute, squared = np.array(counts).T
-        accepted = common.pooled(tokens, calls) if calls.any() else (1.0, 1.0, 1.0)
+    for key, own in common.grouped(rows, *COLUMNS[:3]).items():
+        tokens, calls, absolute, squared = common.columns(own, *COLUMNS[4:])
         error, square = (common.pooled(each, np.full(len(each), PIXELS)) for each in (absolute, squared))
-        decibels = sorted(10 * np.log10(BRIGHTEST**2 / np.array(square)))
-        named = {"accepted": accepted, "MAE": error, "PSNR": (decibels[1], decibels[0], decibels[2])}
-        found[key] = {end: value for name, each in named.items() for end, value in common.with_ends(name, each).items()}
+        low, decibels, high = sorted(10 * np.log10(BRIGHTEST**2 / np.array(square)))
+        found[key] = common.with_ends("accepted", decodes.accepted_size(tokens, calls)) | common.with_ends("MAE", error)
+        found[key] |= common.with_ends("PSNR", (decibels, low, high))
     return found
 
 
@@ -187,7 +175,7 @@ def draw(results: Path) -> None:
     columns = [(base, rule) for base in BASES for rule in RULES]
     for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
         lines = [[k, *(common.spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
-        print(f"\n{what}\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}")
+        common.table(what, ["k", *map(", ".join, columns)], lines)
     for (base, _, rule), row in measured.items():
         if rule in ("greedy", "copied"):
             print(f"{base} {rule}: MAE {common.spread(row, 'MAE')}, PSNR {common.spread(row, 'PSNR', 1)}")
@@ -195,22 +183,22 @@ def draw(results: Path) -> None:
     decodes.save_figure(results / "superresolution.png", block_sizes(cell, sizes))
 
 
+@rc_context(STYLE)
 def block_sizes(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes: list[int]) -> Figure:
     """Mean accepted block size by k, next to the paper's."""
-    with rc_context(STYLE):
-        figure = Figure((9, 3.6), layout="constrained")
-        ours, theirs = figure.subplots(1, 2, sharey=True)
-        for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
-            found = [cell[base, k, rule] for k in sizes]
-            decodes.draw_series(ours, sizes, found, "accepted", f"{base}, {rule}", number)
-        names = [f"{base}, {rule}" for base in BASES for rule in ("exact", "distance 2 of 256")]
-        for number, (name, series) in enumerate(zip(names, (0, 2, 3, 5), strict=True)):
-            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **decodes.style_of(series))
-        ours.set(title="digits, 4×4 to 8×8, 17 intensities", ylabel="mean accepted block size")
-        theirs.set(title="Stern et al., 8×8 to 32×32, 256 intensities")
-        for axes in (ours, theirs):
-            axes.set(xlabel="block size k", xticks=sizes)
-            axes.legend(fontsize=8)
+    figure = Figure((9, 3.6), layout="constrained")
+    ours, theirs = figure.subplots(1, 2, sharey=True)
+    for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
+        found = [common.interval_of(cell[base, k, rule], "accepted") for k in sizes]
+        decodes.draw_band(ours, sizes, found, f"{base}, {rule}", number)
+    names = [f"{base}, {rule}" for base in BASES for rule in ("exact", "distance 2 of 256")]
+    for number, (name, series) in enumerate(zip(names, (0, 2, 3, 5), strict=True)):
+        theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **decodes.style_of(series))
+    ours.set(title="digits, 4×4 to 8×8, 17 intensities", ylabel="mean accepted block size")
+    theirs.set(title="Stern et al., 8×8 to 32×32, 256 intensities")
+    for axes in (ours, theirs):
+        axes.set(xlabel="block size k", xticks=sizes)
+        axes.legend(fontsize=8)
     return figure
 
 
@@ -229,8 +217,7 @@ def main() -> None:
     arguments = parser.parse_args()
     common.set_up()
     if arguments.work is not None:
-        names = ("k", "base_updates", "head_updates", "tuning_updates", "limit")
-        common.claim(arguments.work, {name: str(getattr(arguments, name)) for name in names})
+        common.claim(arguments.work, arguments, "k base_updates head_updates tuning_updates limit")
         measure(arguments.work, arguments)
     draw(arguments.results)
 

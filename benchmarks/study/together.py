@@ -31,7 +31,7 @@ import fst
 from benchmarks import common
 from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
 from benchmarks.decodes import decode, most, save_figure, widened
-from benchmarks.gad_recipe import BLOCKS, MADE_WITH, RUNS, claim_options, recipe_options, run_of, taught
+from benchmarks.gad_recipe import BLOCKS, MADE_WITH, drafter_options, run_of, taught, translator_options
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, NoDrafter, TopBeta, TopK, drafter_named
@@ -49,7 +49,6 @@ JACOBI_BLOCKS = (2, 3, 5, 8)
 BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))
 """Beta and tau of GAD++, ever looser."""
 EXACT = Exact()
-DATA = "test"
 COUNTS, QUALITY = "together.csv", "together-quality.csv"
 ORACLE = "oracle"
 STOCK, SANTILLI, STERN, KIM, HEADS, XIA, GAD = GROUPS = (
@@ -148,7 +147,8 @@ def tuned(study: Study, entry: Entry, greedy: System, fill: int) -> dict[str, An
         while new := [value for value in values if value not in found]:
             systems = {GREEDY: greedy} | {str(value): entry.make(**chosen | {option: value}) for value in new}
             measured = compare(systems, study.held_out, fill, pad_left=False, batch_size=entry.rows, warm_ups=0)
-            found |= {value: tokens_a_pass(measured[str(value)]) for value in new}
+            runs = {value: measured[str(value)] for value in new}
+            found |= {value: sum(map(len, run.tokens)) / sum(run.passes) for value, run in runs.items()}
             if option == "alpha":
                 values = widened(found)
             if option == "bar":
@@ -166,10 +166,6 @@ def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> 
     if option == "bar":
         return max((bar for bar in found if gain[bar] >= 0), key=lambda bar: found[bar], default=BARS[0])
     return fewest(found)
-
-
-def tokens_a_pass(measured: SystemRun) -> float:
-    return sum(map(len, measured.tokens)) / sum(measured.passes)
 
 
 def spelled(chosen: Mapping[str, Any]) -> str:
@@ -199,13 +195,11 @@ def measure(study: Study) -> None:
         note = own / "tuned" / f"{common.slug(name)}.json"
         settings[name] = common.stored(note, lambda entry=entry: tuned(study, entry, greedy, fill))["chosen"]
     systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
-    results, sentences = Results(own / "decodes.csv", [*systems]), range(len(study.sources))
+    results = Results(own / "decodes.csv", [*systems], "test")
     lenient = [name for name, entry in chosen.items() if not entry.exact]
-    found = in_turns(base, systems, study.sources, sentences, DATA, 1, results, lenient, time.process_time)
-    hindsight = HindsightDrafter(
-        HeadLattices(heads), found[GREEDY].tokens
-    )  # by the numbers of rows, so all are one batch
-    oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(sentences)))
+    found = in_turns(base, systems, study.sources, results, lenient, time.process_time)
+    hindsight = HindsightDrafter(HeadLattices(heads), found[GREEDY].tokens)  # by numbers of rows: all are one batch
+    oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(study.sources)))
     if oracle.tokens != found[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
     counts = counted(found | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
@@ -222,29 +216,23 @@ def counted(found: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
     """Tokens, passes and milliseconds, a line a sentence each, a column a system."""
     rows: list[dict[str, Any]] = []
     for text in range(len(found[GREEDY].tokens)):
-        for what, value in (
-            ("tokens", lambda each: len(each.tokens[text])),  # noqa: B023
-            ("passes", lambda each: each.passes[text]),  # noqa: B023
-            ("ms", lambda each: 1e3 * each.seconds[text] if each.seconds else ""),  # noqa: B023
-        ):
-            rows.append({"text": text, "what": what} | {name: value(each) for name, each in found.items()})
+        tokens = {name: len(each.tokens[text]) for name, each in found.items()}
+        passes = {name: each.passes[text] for name, each in found.items()}
+        ms = {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()}
+        rows += ({"text": text, "what": "tokens"} | tokens, {"text": text, "what": "passes"} | passes)
+        rows.append({"text": text, "what": "ms"} | ms)
     return rows
 
 
 def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
     """The table's lines, from the CSV files' rows: ratios of sums over all sentences, with intervals."""
-    rows, lines = [*counts], list[dict[str, Any]]()
-
-    def column(name: str, what: str) -> np.ndarray:
-        return np.array([float(row[name] or "nan") for row in rows if row["what"] == what])
-
-    greedy = column(GREEDY, "ms")
+    own, lines = common.grouped(counts, "what"), list[dict[str, Any]]()
+    (greedy,) = common.columns(own["ms"], GREEDY)
     for row in quality:
-        tokens, passes, ms = (column(row["system"], what) for what in ("tokens", "passes", "ms"))
+        tokens, passes, ms = (common.columns(own[what], row["system"])[0] for what in ("tokens", "passes", "ms"))
         line: dict[str, Any] = {**row, "passes": passes.mean(), "tokens a second": 1e3 * tokens.sum() / ms.sum()}
         for name, above, below in (("tokens a pass", tokens, passes), ("over greedy", greedy, ms)):
-            ratio = lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1)  # noqa: E731
-            line |= common.with_ends(name, common.interval(ratio, len(tokens)))
+            line |= common.with_ends(name, common.pooled(above, below))
         lines.append(line)
     return sorted(lines, key=lambda line: GROUPS.index(line["of"]))
 
@@ -260,45 +248,42 @@ def draw(results: Path) -> None:
         about = [line["of"], line["system"], line["setting"], bleu]
         cells.append([*about, float(line["passes"]), common.spread(line, "tokens a pass"), *clock])
     head = ("of", "system", "setting", "BLEU", "passes", "tokens a pass", "tokens a second", "over greedy")
-    print(f"\n{common.markdown(head, cells)}")
+    common.table("", head, cells)
     save_figure(results / "together.png", figure(lines))
 
 
+@rc_context(STYLE)
 def figure(lines: list[dict[str, Any]]) -> Figure:
     """Tokens a pass and speed of every system, with intervals; hollow: other texts than greedy decoding's."""
-    with rc_context(STYLE):
-        drawn = Figure((9.6, 0.27 * len(lines) + 0.9), layout="constrained")
-        panels, heights = drawn.subplots(1, 2, sharey=True), np.arange(len(lines))[::-1]
-        colours = dict(zip(GROUPS, (each.light for each in (FAINT, *SERIES)), strict=True))
-        titles = {"tokens a pass": "tokens a pass", "over greedy": "speed over greedy generate()"}
-        for axes, (what, title) in zip(panels, titles.items(), strict=True):
-            for height, line in zip(heights, lines, strict=True):
-                value, low, high = (float(line[f"{what}{end}"]) for end in common.ENDS)
-                colour = colours[line["of"]]
-                style = {"color": colour, "marker": "o", "linewidth": 1.4}
-                style |= {} if int(line["exact"]) else {"markerfacecolor": "white"}
-                axes.errorbar([value], [height], xerr=[[value - low], [high - value]], **style)
-            axes.axvline(1, color=INK.light, linewidth=0.8)
-            axes.set(title=title, ylim=(-0.7, len(lines) - 0.3))
-        panels[0].set_yticks(heights, [f"{line['of']}: {line['system']}" for line in lines], fontsize=8.5)
-        for label, line in zip(panels[0].get_yticklabels(), lines, strict=True):
-            label.set_color(colours[line["of"]])
+    drawn = Figure((9.6, 0.27 * len(lines) + 0.9), layout="constrained")
+    panels, heights = drawn.subplots(1, 2, sharey=True), np.arange(len(lines))[::-1]
+    colours = dict(zip(GROUPS, (each.light for each in (FAINT, *SERIES)), strict=True))
+    titles = {"tokens a pass": "tokens a pass", "over greedy": "speed over greedy generate()"}
+    for axes, (what, title) in zip(panels, titles.items(), strict=True):
+        for height, line in zip(heights, lines, strict=True):
+            value, low, high = common.interval_of(line, what)
+            style = {"color": colours[line["of"]], "marker": "o", "linewidth": 1.4}
+            style |= {} if int(line["exact"]) else {"markerfacecolor": "white"}
+            axes.errorbar([value], [height], xerr=[[value - low], [high - value]], **style)
+        axes.axvline(1, color=INK.light, linewidth=0.8)
+        axes.set(title=title, ylim=(-0.7, len(lines) - 0.3))
+    panels[0].set_yticks(heights, [f"{line['of']}: {line['system']}" for line in lines], fontsize=8.5)
+    for label, line in zip(panels[0].get_yticklabels(), lines, strict=True):
+        label.set_color(colours[line["of"]])
     return drawn
 
 
 def main() -> None:
     parser = common.options(__doc__)
-    recipe_options(parser, required=False)
-    about = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
-    usual = ["paper", "all changes"]
-    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=usual, metavar="RUN", help=about)
+    translator_options(parser, required=False)
+    drafter_options(parser, ["paper", "all changes"])  # draft trees are of the last one's lattices
     study_options(parser)
     arguments = parser.parse_args()
     common.set_up()
     if has_work(arguments):
-        claim_options(arguments.work, arguments, MADE_WITH)
+        common.claim(arguments.work, arguments, MADE_WITH)
         own = "test limit runs k head_updates width tuned calibrated"
-        claim_options(arguments.work / "together", arguments, own)
+        common.claim(arguments.work / "together", arguments, own)
         measure(Study(arguments))
     draw(arguments.results)
 

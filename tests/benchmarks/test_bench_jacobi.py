@@ -70,11 +70,11 @@ def test_every_system_decodes_and_the_table_is_that_of_the_rows(run: Run, tmp_pa
 def test_a_killed_run_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add, done = bench.Results.add, list[int]()
 
-    def dying(self: object, data: str, threads: int, text: int, found: object) -> None:
+    def dying(self: object, text: int, found: object) -> None:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(text)
-        add(self, data, threads, text, found)  # type: ignore[arg-type]
+        add(self, text, found)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
         patched.setattr(bench.Results, "add", dying)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import bench_analysis, bench_lm_training, bench_precision, bench_rescoring
 from benchmarks.common import read_csv, usage
 from latticebpd.drafters.bundled import LM
+from latticebpd.lattices.lattice_set import LatticeSet
 
 
 def test_a_program_is_measured_and_its_failure_reported(tmp_path: Path) -> None:
@@ -61,7 +62,8 @@ def test_estimation_is_run_as_often_as_asked(tmp_path: Path, monkeypatch: pytest
 def test_searches_are_timed_and_openfst_must_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, path = np.random.default_rng(0), tmp_path / "lattices.npz"
     tokens = np.stack([[rng.choice(8192, 16, replace=False) for _ in range(8)] for _ in range(2)])
-    np.savez(path, tokens=tokens, log_probs=-rng.exponential(size=tokens.shape), context=np.full((2, 3), -1))
+    log_probs = -rng.exponential(size=tokens.shape)
+    LatticeSet(tokens, log_probs, np.full((2, 8), -1), np.full((2, 3), -1)).save(path)
     command = ["bench_rescoring", "--case", "two", str(LM), str(path), "-o", str(tmp_path / "rows.csv")]
     monkeypatch.setattr("sys.argv", command)
     monkeypatch.setattr(bench_rescoring, "REPEATS", 1)

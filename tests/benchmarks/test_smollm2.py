@@ -6,6 +6,7 @@ import json
 import lzma
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,18 +94,18 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
+WORDS: Any = SimpleNamespace(prompt_of=lambda messages: " ".join(each["content"] for each in messages).split())
+"""A chat template without tokens: a conversation is its words."""
+
+
 def test_prompts_are_balanced_distinct_and_the_same_every_time(sources: Path) -> None:
     weights = TEMPLATES["weights"]
-    made = prompts(sources, 2 * sum(weights.values()), lambda messages: len(messages[0]["content"].split()))
+    made = prompts(sources, 2 * sum(weights.values()), WORDS)
     assert Counter(row["kind"] for row in made) == {kind: 2 * weight for kind, weight in weights.items()}
     texts = [row["messages"][0]["content"] for row in made]
     assert len(set(texts)) == len(texts)
     assert not any("{" in text for row, text in zip(made, texts, strict=True) if row["kind"] in ("maths", "reason"))
-    assert prompts(sources, 30, lambda messages: len(messages[0]["content"].split())) == made[:30]
-
-
-def words(messages: list[dict[str, str]]) -> int:
-    return sum(len(each["content"].split()) for each in messages)
+    assert prompts(sources, 30, WORDS) == made[:30]
 
 
 def test_more_prompts_share_no_eight_words_with_evaluation_texts(
@@ -117,7 +118,7 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
     def written(*before: str) -> list[dict[str, Any]]:
         rows = [{"messages": [{"role": "user", "content": text}]} for text in ("An old prompt", *before)]
         asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        more_text.save_more_prompts(sources, sources / "more.jsonl", 4 * sum(weights.values()), asked, words)
+        more_text.save_more_prompts(sources, sources / "more.jsonl", 4 * sum(weights.values()), asked, WORDS)
         return [json.loads(line) for line in (sources / "more.jsonl").read_text().splitlines()]
 
     def texts(rows: list[dict[str, Any]]) -> list[str]:
@@ -125,7 +126,7 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
 
     every = written()
     assert {row["kind"] for row in every} == set(weights)
-    assert all(words(row["messages"]) <= more_text.MAX_TOKENS for row in every)
+    assert all(len(WORDS.prompt_of(row["messages"])) <= more_text.MAX_TOKENS for row in every)
     assert {row["messages"][0]["role"] for row in every} == {"user", "system"}
     assert all(row["messages"][-1]["role"] == "user" for row in every)
     assert len(set(texts(every))) == len(every)

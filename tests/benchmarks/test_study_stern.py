@@ -72,8 +72,8 @@ def test_a_best_weight_at_an_end_is_tried_beyond() -> None:
 
 
 def test_accepted_tokens_are_pooled_over_texts() -> None:
-    accepted, low, high = decodes.Decoded([[0], [0]], [10, 2], [2, 2]).accepted
-    assert (accepted, low, high) == (3, 1, 5)
+    assert decodes.accepted_size(np.array([10, 2]), np.array([2, 2])) == (3, 1, 5)
+    assert decodes.accepted_size(np.zeros(2), np.zeros(2)) == (1, 1, 1)
 
 
 def test_a_sweep_is_summed_over_its_sentences() -> None:
