@@ -28,17 +28,7 @@ from benchmarks.common import latticebpd, options, read_csv, read_lines, stage, 
 from benchmarks.decodes import RESULTS, fewer_heads
 from benchmarks.smollm2.make import END, MODEL
 from benchmarks.study import kim, kim_tasks
-from benchmarks.study.kim_tables import (
-    QUANTITIES,
-    TITLES,
-    Counts,
-    correlation,
-    draws,
-    entropies,
-    gained,
-    table_entropy,
-    valued,
-)
+from benchmarks.study.kim_tables import TITLES, Counts, entropies, gained, table_correlations, table_entropy, valued
 from benchmarks.study.kim_tasks import Task
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_blockwise
@@ -191,17 +181,6 @@ def gain_lines(counts: Counts) -> list[list[str]]:
     return [[TITLES[task], *(gained(counts.gain(task, *pair)) for pair in GAINS)] for task in tasks]
 
 
-def correlation_lines(counts: Counts) -> list[list[str]]:
-    """Pearson's r across tasks."""
-    means, efficiencies = entropies(counts)
-    pairs = {name: [[measure(task) for task in each] for each in means] for name, measure in QUANTITIES.items()}
-    for pair in GAINS:
-        sums = [[counts.column(name, task)[drawn].sum(axis=1) for name in pair] for task, drawn in draws(counts)]
-        own, other = np.array(sums).transpose(1, 2, 0)
-        pairs[f"gain of {named(pair)}"] = other / own
-    return [[name, correlation(zip(each, efficiencies, strict=True))] for name, each in pairs.items()]
-
-
 def named(pair: tuple[str, str]) -> str:
     """A gain, as tables have it."""
     return f"{pair[0]} over {pair[1]}"
@@ -233,8 +212,7 @@ def show(folder: Path) -> None:
     head = ("task", "heads", "perplexity", "block efficiency", "oracle (k=16)")
     table("Tables 1 and 10 in small", head, efficiency_lines(every))
     table("gains with 9 heads, %", ("task", *map(named, GAINS)), gain_lines(counts))
-    print(f"\nentropies, nats\n\n{table_entropy(counts)}")
-    table("", (f"block efficiency and, across {len(counts.tasks)} tasks", "r"), correlation_lines(counts))
+    print(f"\nentropies, nats\n\n{table_entropy(counts)}\n\n{table_correlations(counts)}")
     figure(counts).savefig(folder / "kim-recipe.png", dpi=150)
 
 
