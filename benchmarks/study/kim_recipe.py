@@ -24,7 +24,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
-from benchmarks.common import latticebpd, options, read_csv, read_lines, stage, stored, table, write_csv
+from benchmarks.common import latticebpd, options, read_csv, read_lines, run, stage, stored, table, write_csv
 from benchmarks.decodes import RESULTS, fewer_heads
 from benchmarks.smollm2.make import END, MODEL
 from benchmarks.study import kim, kim_tasks
@@ -47,9 +47,9 @@ LEARNT = {
     "dialogsum": partial(kim_tasks.dialogues, "summ/dialogsum-train.jsonl.xz"),
 }
 """Prompts and answers to learn from; other tasks learn the text of their kind."""
-WINDOW, TOKENS, PASSAGE, EXAMPLES = 192, 300_000, 4000, 4000
+WINDOW, TOKENS, PASSAGE, EXAMPLES, ASKED = 192, 300_000, 4000, 4000, 40
 """Tokens of a text that is cut into windows; of a task's text, and letters of one of its documents, at most; prompts
-with answers, at most."""
+with answers, at most; held-out prompts whose answers weights are tuned on, since these are short."""
 JOINT = "--warm-start --fine-tune --objective joint --precision bfloat16 --learning-rate 1e-3 --base-learning-rate 1e-4"
 UPDATES = "--steps 40 --batch-size 8 --warmup-steps 4 --validation-every 40 --checkpoint-every 10 --serving-prompts 0"
 SYSTEMS = ("1-best", "16-best", "16-tree")
@@ -80,10 +80,11 @@ def examples(work: Path, data: Path, task: Task) -> Path:
             every = Texts.of_corpus(np.array(tokens[:TOKENS]), WINDOW)
         learnt, each = len(every) * 24 // 25, kim.TUNING + kim.TEST
         asked, first = Texts.load(kim.prompts(work, data)).prompts(), list(kim_tasks.TASKS).index(task.name) * each
+        held_out, tuning = every.chosen(range(learnt, len(every))), asked.chosen(range(first, first + kim.TUNING))
         made.mkdir(parents=True, exist_ok=True)
-        asked.chosen(range(first, first + kim.TUNING)).save(made / "tuning.npz")
+        (held_out.prompts().chosen(range(ASKED)) if task.name in LEARNT else tuning).save(made / "tuning.npz")
         asked.chosen(range(first + kim.TUNING, first + each)).save(made / "test.npz")
-        every.chosen(range(learnt, len(every))).save(made / "held-out.npz")
+        held_out.save(made / "held-out.npz")
         every.chosen(range(learnt)).save(made / "train.npz")
 
     stage(made / "train.npz", make)
@@ -242,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -43,6 +43,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     tokenizer.chat_template = TEMPLATE
     monkeypatch.setattr(found.kim, "TUNING", 2)
     monkeypatch.setattr(found.kim, "TEST", 3)
+    monkeypatch.setattr(found, "ASKED", 2)
     monkeypatch.setattr(found.kim, "tokenizer", lambda: tokenizer)
     asked = [[number, number + 1, 7, 7] for number in range(5 * len(found.kim_tasks.TASKS))]
     Texts.of_rows(asked, [3] * len(asked)).save(tmp_path / "prompts.npz")
@@ -80,16 +81,18 @@ def test_a_task_of_passages_learns_windows_of_its_text(recipe: ModuleType, tmp_p
 def test_a_task_of_questions_learns_answers_after_the_chat_template(
     recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items = [recipe.kim_tasks.Item(f"Who wrote letter {number}?", (f"Man {number}",), "") for number in range(50)]
+    items = [recipe.kim_tasks.Item(f"Who wrote letter {number}?", (f"Man {number}",), "") for number in range(100)]
     items.append(recipe.kim_tasks.Item("too long " * 400, ("never",), ""))
     monkeypatch.setitem(recipe.LEARNT, "squad", lambda data: iter(items))
     made, tokenizer = recipe.examples(tmp_path, tmp_path, task(recipe, "squad", "answer")), recipe.kim.tokenizer()
     texts = [*Texts.load(made / "train.npz").items(), *Texts.load(made / "held-out.npz").items()]
-    assert len(texts) == 50
+    assert len(texts) == 100
     text, prompt = texts[0]
     assert tokenizer.decode(text[:prompt]) == "<user>Who wrote letter 0?\n<assistant>"
     assert tokenizer.decode(text[prompt:-1]) == "Man 0"
     assert text[-1] == recipe.END
+    held_out = Texts.load(made / "held-out.npz").prompts()
+    assert Texts.load(made / "tuning.npz")[1].tolist() == held_out[1].tolist()  # no test text is tuned on
 
 
 def test_rows_are_those_of_the_models_with_so_many_heads(recipe: ModuleType, tmp_path: Path) -> None:
