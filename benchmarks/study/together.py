@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 import fst
 from benchmarks import common
 from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
-from benchmarks.decodes import decode, most, save_figure, widened
+from benchmarks.decodes import bleu_of, bleu_statistics, decode, most, save_figure, widened
 from benchmarks.gad_recipe import BLOCKS, MADE_WITH, drafter_options, run_of, taught, translator_options
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
 from fst.fingerprint import vocabulary_fingerprint
@@ -88,6 +88,12 @@ def passes_of(found: Any) -> BatchRun:
     return BatchRun(found.rows, [calls + len(row) - tokens for row, tokens, calls in counts])
 
 
+def bleu(study: Study, rows: list[list[int]], references: list[str]) -> common.Interval:
+    """BLEU of texts, and its interval."""
+    counts = np.array(bleu_statistics([study.tokenizer.decode(row).strip() for row in rows], references))
+    return common.interval(lambda drawn: bleu_of(counts[drawn].sum(axis=-2)), len(counts))
+
+
 def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
     """All systems by name; greedy decoding comes first and gives the lengths."""
     base, slots = heads.base, {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
@@ -143,7 +149,7 @@ def tuned(study: Study, entry: Entry, greedy: System, fill: int) -> dict[str, An
     """Settings of a system, and the tokens a pass of all that were tried, on validation sources."""
     chosen, tried = {option: values[-1] for option, values in entry.grid.items()}, dict[str, dict[str, float]]()
     for option, values in entry.grid.items():
-        found, bleu = dict[Any, float](), dict[Any, float]()
+        found, gain = dict[Any, float](), dict[Any, float]()
         while new := [value for value in values if value not in found]:
             systems = {GREEDY: greedy} | {str(value): entry.make(**chosen | {option: value}) for value in new}
             measured = compare(systems, study.held_out, fill, pad_left=False, batch_size=entry.rows, warm_ups=0)
@@ -152,10 +158,10 @@ def tuned(study: Study, entry: Entry, greedy: System, fill: int) -> dict[str, An
             if option == "alpha":
                 values = widened(found)
             if option == "bar":
-                wanted, *others = (study.bleu(each.tokens, study.held_out_references)[0] for each in measured.values())
-                bleu = {value: score - wanted for value, score in zip(new, others, strict=True)}
-        chosen[option] = best(option, found, bleu)
-        tried[option] = {str(value): gain for value, gain in found.items()}
+                wanted, *others = (bleu(study, each.tokens, study.held_out_references)[0] for each in measured.values())
+                gain = {value: score - wanted for value, score in zip(new, others, strict=True)}
+        chosen[option] = best(option, found, gain)
+        tried[option] = {str(value): each for value, each in found.items()}
     return {"chosen": chosen, "tokens a pass": tried}
 
 
@@ -204,7 +210,7 @@ def measure(study: Study) -> None:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
     counts = counted(found | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
     common.write_csv(given.results / COUNTS, counts, digits=1)
-    quality = {name: study.bleu(found[name].tokens) for name in (GREEDY, *lenient)}
+    quality = {name: bleu(study, found[name].tokens, study.references) for name in (GREEDY, *lenient)}
     rows: list[dict[str, Any]] = []
     for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
         row = {"of": entry.of, "system": name, "setting": spelled(settings.get(name, {})), "exact": int(entry.exact)}
