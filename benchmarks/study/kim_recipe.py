@@ -185,11 +185,6 @@ def gain_lines(counts: Counts) -> list[list[str]]:
     return [[TITLES[task], *(gained(counts.gain(task, *pair)) for pair in GAINS)] for task in tasks]
 
 
-def named(pair: tuple[str, str]) -> str:
-    """A gain, as tables have it."""
-    return f"{pair[0]} over {pair[1]}"
-
-
 @rc_context(STYLE)
 def figure(counts: Counts) -> Figure:
     """What rescoring gains, and h_max, against block efficiency, task by task."""
@@ -198,7 +193,7 @@ def figure(counts: Counts) -> Figure:
     means, efficiencies = (each[0] for each in entropies(counts))
     for number, pair in enumerate(GAINS[:4]):
         middle, low, high = np.array([counts.gain(task, *pair) for task in counts.tasks]).T
-        style = {"fmt": MARKERS[number], "color": SERIES[number].light, "label": named(pair)}
+        style = {"fmt": MARKERS[number], "color": SERIES[number].light, "label": " over ".join(pair)}
         left.errorbar(efficiencies, middle, (middle - low, high - middle), **style)
     left.set(xlabel="block efficiency", ylabel="gain, %")
     left.legend(fontsize=7)
@@ -215,7 +210,7 @@ def show(folder: Path) -> None:
     counts = every[HEADS[-1]]
     head = ("task", "heads", "perplexity", "block efficiency", "oracle (k=16)")
     table("Tables 1 and 10 in small", head, efficiency_lines(every))
-    table("gains with 9 heads, %", ("task", *map(named, GAINS)), gain_lines(counts))
+    table("gains with 9 heads, %", ("task", *map(" over ".join, GAINS)), gain_lines(counts))
     print(f"\nentropies, nats\n\n{table_entropy(counts)}\n\n{table_correlations(counts)}")
     figure(counts).savefig(folder / "kim-recipe.png", dpi=150)
 
