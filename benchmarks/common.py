@@ -156,20 +156,22 @@ def recorded(
     return read_csv(given.table or given.output)
 
 
-def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
-    """Rows by their value of a column, or by their values of several, in the order of each value's first row."""
-    key, found = itemgetter(*names), dict[Any, list[Mapping[str, Any]]]()
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
+def by_kind(items: Iterable[Any], kind: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Items by their kind, in the order of each kind's first item."""
+    found = dict[Any, list[Any]]()
+    for item in items:
+        found.setdefault(kind(item), []).append(item)
     return found
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
+    """Rows by their value of a column, or by their values of several."""
+    return by_kind(rows, itemgetter(*names))
 
 
 def in_turn(items: Iterable[Any], kind: Callable[[Any], object]) -> list[Any]:
     """Items in the order of first ones of every kind, second ones and so on."""
-    kinds: dict[object, list[Any]] = {}
-    for item in items:
-        kinds.setdefault(kind(item), []).append(item)
-    return [each for rank in zip_longest(*kinds.values()) for each in rank if each is not None]
+    return [each for rank in zip_longest(*by_kind(items, kind).values()) for each in rank if each is not None]
 
 
 def columns(rows: Sequence[Mapping[str, Any]], *names: str) -> np.ndarray:

@@ -104,6 +104,11 @@ def bleu_of(statistics: np.ndarray) -> np.ndarray:
     return np.array(scores).reshape(statistics.shape[:-1])
 
 
+def bleu_interval(statistics: np.ndarray) -> Interval:
+    """BLEU of texts by their ``[texts, 10]`` `STATISTICS`."""
+    return interval(lambda drawn: bleu_of(statistics[drawn].sum(axis=-2)), len(statistics))
+
+
 COUNTED = ("tokens", "calls", *STATISTICS[:6])
 """Columns of `counts_row`: n-grams of a text follow from its length."""
 
@@ -127,8 +132,7 @@ def measures_of(row: Mapping[str, str]) -> dict[str, float]:
     tokens, calls, *statistics = (np.array(row[name].split(), int) for name in COUNTED)
     totals = [np.maximum(statistics[0] - shorter, 0) for shorter in range(4)]
     sums = np.stack([*statistics, *totals], axis=-1)
-    bleu = interval(lambda drawn: bleu_of(sums[drawn].sum(axis=-2)), len(sums))
-    return with_ends("accepted", accepted_size(tokens, calls)) | with_ends("BLEU", bleu)
+    return with_ends("accepted", accepted_size(tokens, calls)) | with_ends("BLEU", bleu_interval(sums))
 
 
 @dataclass(frozen=True)

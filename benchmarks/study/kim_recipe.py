@@ -26,14 +26,12 @@ import fst
 from benchmarks.common import latticebpd, options, read_csv, read_lines, run, stage, stored, table, write_csv
 from benchmarks.decodes import RESULTS, fewer_heads
 from benchmarks.smollm2.make import END, MODEL
-from benchmarks.study import kim, kim_tasks
-from benchmarks.study.kim_tables import TITLES, Counts, entropies, gained, table_correlations, table_entropy, valued
+from benchmarks.study import kim, kim_tables, kim_tasks
 from benchmarks.study.kim_tasks import Task
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring.entropy import h_max
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
@@ -65,9 +63,10 @@ GAINS = (
 # ---------------------------------------------------------------- texts and models
 def examples(work: Path, data: Path, task: Task) -> Path:
     """A folder of a task's texts: ``train`` and ``held-out`` to learn from, ``tuning`` and ``test`` as prompts."""
-    made, chat = work / "texts" / task.name, ChatTemplate(kim.tokenizer(), None)
+    made = work / "texts" / task.name
 
     def make() -> None:
+        chat = ChatTemplate(kim.tokenizer(), None)
         if task.name in LEARNT:
             pairs = ((chat.prompt([item.prompt]), chat.ids(item.references[0])) for item in LEARNT[task.name](data))
             chosen = list(islice((pair for pair in pairs if len(pair[0]) <= kim_tasks.MOST_PROMPT), EXAMPLES))
@@ -112,9 +111,8 @@ def fine_tuned(work: Path, data: Path, heads: int, task: Task) -> Path:
     """The model and so many heads after they have learnt a task together."""
     made, texts = work / f"{heads}-heads-{task.name}", examples(work, data, task)
     weights = f"--head-weights {','.join([WEIGHT] * (heads - 1))}"
-    start = ("--validation", texts / "held-out.npz", "--model", first_heads(work, heads))
-    about = (*start, JOINT, weights, UPDATES, "-o", made)
-    stage(made / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about))
+    about = ("--validation", texts / "held-out.npz", "--model", first_heads(work, heads), JOINT, weights, UPDATES)
+    stage(made / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about, "-o", made))
     return made
 
 
@@ -148,7 +146,7 @@ def counts_of(work: Path, data: Path, heads: int, task: Task) -> dict[str, list[
 
 # ---------------------------------------------------------------- tables
 @dataclass(frozen=True, eq=False)
-class RecipeCounts(Counts):
+class RecipeCounts(kim_tables.Counts):
     """The counts of the models with so many heads."""
 
     heads: int = HEADS[-1]
@@ -165,43 +163,34 @@ def counted(folder: Path) -> dict[int, RecipeCounts]:
 
 
 def efficiency_lines(every: Mapping[int, RecipeCounts]) -> list[list[str]]:
-    """By task and number of heads: held-out perplexity, block efficiency, the oracle's."""
-    return [
-        [
-            TITLES[task],
-            str(heads),
-            perplexity,
-            *(valued(counts.efficiency(task, each)) for each in ("vanilla", "oracle")),
-        ]
-        for task in NAMES
-        for heads, counts in every.items()
-        for perplexity in (row["perplexity"] for row in counts.rows("models") if row["task"] == task)
-    ]
+    """By number of heads and task: held-out perplexity, block efficiency, the oracle's."""
+    lines = []
+    for heads, counts in every.items():
+        for row in counts.rows("models"):
+            found = (kim_tables.valued(counts.efficiency(row["task"], each)) for each in ("vanilla", "oracle"))
+            lines.append([kim_tables.TITLES[row["task"]], str(heads), row["perplexity"], *found])
+    return lines
 
 
-def gain_lines(counts: Counts) -> list[list[str]]:
+def gain_table(counts: kim_tables.Counts) -> str:
     """By task, and over the texts of all: what rescoring, and trees, gain, in %."""
-    tasks = (*counts.tasks, "all")
-    return [[TITLES[task], *(gained(counts.gain(task, *pair)) for pair in GAINS)] for task in tasks]
+    head = [*map(" over ".join, GAINS)]
+    return counts.table(head, lambda task: (kim_tables.gained(counts.gain(task, *pair)) for pair in GAINS))
 
 
 @rc_context(STYLE)
-def figure(counts: Counts) -> Figure:
+def figure(counts: kim_tables.Counts) -> Figure:
     """What rescoring gains, and h_max, against block efficiency, task by task."""
     drawn = Figure(figsize=(8.4, 3.6), layout="constrained")
     left, right = drawn.subplots(1, 2)
-    means, efficiencies = (each[0] for each in entropies(counts))
+    means, efficiencies = (each[0] for each in kim_tables.entropies(counts))
     for number, pair in enumerate(GAINS[:4]):
         middle, low, high = np.array([counts.gain(task, *pair) for task in counts.tasks]).T
         style = {"fmt": MARKERS[number], "color": SERIES[number].light, "label": " over ".join(pair)}
         left.errorbar(efficiencies, middle, (middle - low, high - middle), **style)
     left.set(xlabel="block efficiency", ylabel="gain, %")
     left.legend(fontsize=7)
-    for task, own, efficiency in zip(counts.tasks, means, efficiencies, strict=True):
-        peak = h_max(own)[0]
-        right.plot(peak, efficiency, MARKERS[0], color=SERIES[0].light)
-        right.annotate(TITLES[task], (peak, efficiency), xytext=(4, 3), textcoords="offset points", fontsize=7)
-    right.set(xlabel="h_max", ylabel="block efficiency", xlim=(0.5, 10.5))
+    kim_tables.draw_peaks(right, counts.tasks, means, efficiencies)
     return drawn
 
 
@@ -210,8 +199,8 @@ def show(folder: Path) -> None:
     counts = every[HEADS[-1]]
     head = ("task", "heads", "perplexity", "block efficiency", "oracle (k=16)")
     table("Tables 1 and 10 in small", head, efficiency_lines(every))
-    table("gains with 9 heads, %", ("task", *map(" over ".join, GAINS)), gain_lines(counts))
-    print(f"\nentropies, nats\n\n{table_entropy(counts)}\n\n{table_correlations(counts)}")
+    tables = (gain_table(counts), kim_tables.table_entropy(counts), kim_tables.table_correlations(counts))
+    print("", "gains with 9 heads, %, entropies, nats, and correlations", *tables, sep="\n\n")
     figure(counts).savefig(folder / "kim-recipe.png", dpi=150)
 
 

@@ -453,15 +453,20 @@ def figure_3(counts: Counts) -> Figure:
         left.plot(steps, heights, drawstyle="steps-post", color=SERIES[number].light, label=f"head {head}")
     left.set(xlabel=f"entropy, nats, {TITLES[task]}", ylabel="share of calls")
     left.legend(fontsize=8)
+    draw_peaks(right, counts.tasks, means, efficiencies)
+    return figure
+
+
+def draw_peaks(axes: Any, tasks: Sequence[str], means: np.ndarray, efficiencies: np.ndarray) -> None:
+    """Block efficiency by h_max, task by task."""
     peaks = [h_max(each)[0] for each in means]
-    right.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
+    axes.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
     small = {"textcoords": "offset points", "fontsize": 7, "color": FAINT.light}
-    marks = sorted(zip(peaks, efficiencies, counts.tasks, strict=True))
+    marks = sorted(zip(peaks, efficiencies, tasks, strict=True))
     for before, (peak, efficiency, name) in zip([(0, 0, ""), *marks], marks, strict=False):
         is_close = before[0] == peak and efficiency - before[1] < 0.01
-        right.annotate(TITLES[name], (peak, efficiency), xytext=(4, 11 if is_close else 3), **small)
-    right.set(xlabel="h_max", ylabel="block efficiency, vanilla", xlim=(0.5, 10.5))
-    return figure
+        axes.annotate(TITLES[name], (peak, efficiency), xytext=(4, 11 if is_close else 3), **small)
+    axes.set(xlabel="h_max", ylabel="block efficiency, vanilla", xlim=(0.5, 10.5))
 
 
 @rc_context(STYLE)

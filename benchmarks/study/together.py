@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 import fst
 from benchmarks import common
 from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
-from benchmarks.decodes import bleu_of, bleu_statistics, decode, most, save_figure, widened
+from benchmarks.decodes import bleu_interval, bleu_statistics, decode, most, save_figure, widened
 from benchmarks.gad_recipe import BLOCKS, MADE_WITH, drafter_options, run_of, taught, translator_options
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
 from fst.fingerprint import vocabulary_fingerprint
@@ -90,8 +90,8 @@ def passes_of(found: Any) -> BatchRun:
 
 def bleu(study: Study, rows: list[list[int]], references: list[str]) -> common.Interval:
     """BLEU of texts, and its interval."""
-    counts = np.array(bleu_statistics([study.tokenizer.decode(row).strip() for row in rows], references))
-    return common.interval(lambda drawn: bleu_of(counts[drawn].sum(axis=-2)), len(counts))
+    texts = [study.tokenizer.decode(row).strip() for row in rows]
+    return bleu_interval(np.array(bleu_statistics(texts, references)))
 
 
 def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
