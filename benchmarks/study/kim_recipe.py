@@ -28,9 +28,8 @@ from benchmarks.decodes import RESULTS, fewer_heads
 from benchmarks.smollm2.make import END, MODEL
 from benchmarks.study import kim, kim_tables, kim_tasks
 from benchmarks.study.kim_tasks import Task
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd import BlockwiseLM, LatticeSet
 from latticebpd.drafters.pretrained import load_blockwise
-from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.target.catalogue import resolved
@@ -139,9 +138,8 @@ def counts_of(work: Path, data: Path, heads: int, task: Task) -> dict[str, list[
             kim.compared(task.name, test, tuned, COLUMNS)[0], kim.entropies(task.name, test)[0], strict=True
         )
     ]
-    log = [row for row in read_lines(model / "training-log.jsonl") if "validation" in row]
-    about = {"heads": heads, "task": task.name, "perplexity": log[-1]["validation"]["base_perplexity"]}
-    return {"texts": rows, "models": [about]}
+    *_, last = (row["validation"] for row in read_lines(model / "training-log.jsonl") if "validation" in row)
+    return {"texts": rows, "models": [{"heads": heads, "task": task.name, "perplexity": last["base_perplexity"]}]}
 
 
 # ---------------------------------------------------------------- tables
@@ -163,12 +161,14 @@ def counted(folder: Path) -> dict[int, RecipeCounts]:
 
 
 def efficiency_lines(every: Mapping[int, RecipeCounts]) -> list[list[str]]:
-    """By number of heads and task: held-out perplexity, block efficiency, the oracle's."""
-    lines = []
-    for heads, counts in every.items():
-        for row in counts.rows("models"):
-            found = (kim_tables.valued(counts.efficiency(row["task"], each)) for each in ("vanilla", "oracle"))
-            lines.append([kim_tables.TITLES[row["task"]], str(heads), row["perplexity"], *found])
+    """By task: held-out perplexities and block efficiency by number of heads, that of frozen heads, oracles'."""
+    largest, lines = every[max(every)], []
+    frozen = kim_tables.Counts(largest.folder, NAMES)
+    asked = [*((each, "vanilla") for each in (*every.values(), frozen)), (largest, "oracle"), (frozen, "oracle")]
+    for task in largest.tasks:
+        models = [row for counts in every.values() for row in counts.rows("models") if row["task"] == task]
+        line = [kim_tables.TITLES[task], " / ".join(f"{float(row['perplexity']):.1f}" for row in models)]
+        lines.append(line + [kim_tables.valued(counts.efficiency(task, system)) for counts, system in asked])
     return lines
 
 
@@ -189,7 +189,7 @@ def figure(counts: kim_tables.Counts) -> Figure:
         style = {"fmt": MARKERS[number], "color": SERIES[number].light, "label": " over ".join(pair)}
         left.errorbar(efficiencies, middle, (middle - low, high - middle), **style)
     left.set(xlabel="block efficiency", ylabel="gain, %")
-    left.legend(fontsize=7)
+    drawn.legend(loc="outside lower center", ncols=4, fontsize=7)
     kim_tables.draw_peaks(right, counts.tasks, means, efficiencies)
     return drawn
 
@@ -197,7 +197,7 @@ def figure(counts: kim_tables.Counts) -> Figure:
 def show(folder: Path) -> None:
     every = counted(folder)
     counts = every[HEADS[-1]]
-    head = ("task", "heads", "perplexity", "block efficiency", "oracle (k=16)")
+    head = ("task", "perplexities", *(f"h={heads}" for heads in every), "frozen, h=9", "oracle (k=16), h=9", "frozen")
     table("Tables 1 and 10 in small", head, efficiency_lines(every))
     tables = (gain_table(counts), kim_tables.table_entropy(counts), kim_tables.table_correlations(counts))
     print("", "gains with 9 heads, %, entropies, nats, and correlations", *tables, sep="\n\n")

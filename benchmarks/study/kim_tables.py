@@ -462,9 +462,9 @@ def draw_peaks(axes: Any, tasks: Sequence[str], means: np.ndarray, efficiencies:
     peaks = [h_max(each)[0] for each in means]
     axes.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
     small = {"textcoords": "offset points", "fontsize": 7, "color": FAINT.light}
-    marks = sorted(zip(peaks, efficiencies, tasks, strict=True))
+    marks, near = sorted(zip(peaks, efficiencies, tasks, strict=True)), max(0.01, 0.025 * float(np.ptp(efficiencies)))
     for before, (peak, efficiency, name) in zip([(0, 0, ""), *marks], marks, strict=False):
-        is_close = before[0] == peak and efficiency - before[1] < 0.01
+        is_close = before[0] == peak and efficiency - before[1] < near
         axes.annotate(TITLES[name], (peak, efficiency), xytext=(4, 11 if is_close else 3), **small)
     axes.set(xlabel="h_max", ylabel="block efficiency, vanilla", xlim=(0.5, 10.5))
 

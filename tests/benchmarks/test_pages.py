@@ -26,7 +26,7 @@ from benchmarks import (
 )
 from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import drafters, trees
-from benchmarks.study import stern, superresolution
+from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
@@ -342,6 +342,12 @@ def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
     return [[None, *(spread(found[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
 
 
+def recipe(table: Callable[[kim_tables.Counts], str]) -> Cells:
+    """Of the models with nine heads."""
+    _, *rows = next(markdown_tables(table(kim_recipe.counted(STUDY)[9])))
+    return [*rows]
+
+
 Table = Callable[[], Cells] | str
 """What makes it again; or the test that does, or why nothing does."""
 WORDS = "no measurement"
@@ -401,6 +407,13 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,
     "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 4,
+    "benchmarks/study/kim_recipe.md": [
+        WORDS,
+        lambda: [*kim_recipe.efficiency_lines(kim_recipe.counted(STUDY))],
+        lambda: recipe(kim_tables.table_entropy),
+        lambda: recipe(kim_tables.table_correlations),
+        lambda: recipe(kim_recipe.gain_table),
+    ],
     "benchmarks/study/stern.md": [
         stern_table,
         stern_rules,
