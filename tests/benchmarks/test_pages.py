@@ -140,6 +140,18 @@ def drafting_times() -> Cells:
     return unnamed([[greedy[0], greedy[1], *[""] * 6], *joined])
 
 
+def losses() -> Cells:
+    """By loss: updates; of heads 2 to 4 nats a label, and how often the label is first, and among the first 16."""
+    lines: dict[tuple[str, str], list[str | None]] = {}
+    for row in read_csv(SMOLLM2 / "losses.csv"):
+        first = [row["start"], None, row["updates"], f"{float(row['tokens per call']):.3f}"]
+        line = lines.setdefault((row["start"], row["loss"]), first)
+        if int(row["head"]) <= 4:
+            shares = [f"{100 * float(row[name]):.1f}" for name in ("top-1", "top-16")]
+            line.append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
+    return [*lines.values()]
+
+
 def causal_gains() -> Cells:
     def cell(size: int, kind: str) -> str:
         own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
@@ -402,6 +414,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
         drafting_times,
     ],
+    "benchmarks/smollm2/make.md": [losses],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, lookups],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
     "benchmarks/study/README.md": [WORDS],
