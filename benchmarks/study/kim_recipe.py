@@ -23,7 +23,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
-from benchmarks.common import latticebpd, options, read_csv, read_lines, run, stage, stored, table, write_csv
+from benchmarks.common import grouped, latticebpd, options, read_csv, read_lines, run, stage, stored, table, write_csv
 from benchmarks.decodes import RESULTS, fewer_heads
 from benchmarks.smollm2.make import END, MODEL
 from benchmarks.study import kim, kim_tables, kim_tasks
@@ -165,9 +165,9 @@ def efficiency_lines(every: Mapping[int, RecipeCounts]) -> list[list[str]]:
     largest, lines = every[max(every)], []
     frozen = kim_tables.Counts(largest.folder, NAMES)
     asked = [*((each, "vanilla") for each in (*every.values(), frozen)), (largest, "oracle"), (frozen, "oracle")]
+    models = grouped((row for counts in every.values() for row in counts.rows("models")), "task")
     for task in largest.tasks:
-        models = [row for counts in every.values() for row in counts.rows("models") if row["task"] == task]
-        line = [kim_tables.TITLES[task], " / ".join(f"{float(row['perplexity']):.1f}" for row in models)]
+        line = [kim_tables.TITLES[task], " / ".join(f"{float(row['perplexity']):.1f}" for row in models[task])]
         lines.append(line + [kim_tables.valued(counts.efficiency(task, system)) for counts, system in asked])
     return lines
 

@@ -24,7 +24,7 @@ from benchmarks import (
     bench_word_lattices,
     gad_recipe,
 )
-from benchmarks.common import pooled, read_csv, spread
+from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.smollm2 import drafters, trees
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
@@ -142,14 +142,13 @@ def drafting_times() -> Cells:
 
 def losses() -> Cells:
     """By loss: updates; of heads 2 to 4 nats a label, and how often the label is first, and among the first 16."""
-    lines: dict[tuple[str, str], list[str | None]] = {}
-    for row in read_csv(SMOLLM2 / "losses.csv"):
-        first = [row["start"], None, row["updates"], f"{float(row['tokens per call']):.3f}"]
-        line = lines.setdefault((row["start"], row["loss"]), first)
-        if int(row["head"]) <= 4:
+    lines = Cells()
+    for (start, _), rows in grouped(read_csv(SMOLLM2 / "losses.csv"), "start", "loss").items():
+        lines.append([start, None, rows[0]["updates"], f"{float(rows[0]['tokens per call']):.3f}"])
+        for row in rows[:3]:
             shares = [f"{100 * float(row[name]):.1f}" for name in ("top-1", "top-16")]
-            line.append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
-    return [*lines.values()]
+            lines[-1].append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
+    return lines
 
 
 def causal_gains() -> Cells:
