@@ -34,7 +34,7 @@ from latticebpd.cli.jacobi_inputs import read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, System, SystemRun, compare, parallel, stock
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, parallel, stock
 from latticebpd.target.stock_model import BaseModel
 
 BEAM = "beam 5"
@@ -42,35 +42,28 @@ ESTIMATE = algorithms.LengthRatio(1.5, 5.0)
 HEAD = ("system", "iterations", "over greedy", "seconds", "over greedy", "over beam 5", "FLOPs", "FLOPs / speedup")
 
 
-def common(batch: Batch, max_new_tokens: int) -> dict[str, Any]:
-    return {"attention_mask": batch.mask, "max_new_tokens": max_new_tokens}
+def system(algorithm: Callable[..., Any], model: Any, new: int, settings: Callable[[Batch], tuple[Any, ...]]) -> System:
+    """An algorithm; settings: what it takes between a batch's ids and mask."""
+
+    def decode(batch: Batch) -> Any:
+        return algorithm(model, batch.ids, *settings(batch), attention_mask=batch.mask, max_new_tokens=new)
+
+    return parallel(model, decode)
 
 
 def whole(model: Any, new: int, initial: Any = None, known: bool = True) -> System:
     """PJ, of a known or estimated length."""
-
-    def decode(batch: Batch) -> Any:
-        return algorithms.jacobi(model, batch.ids, initial, batch.lengths if known else ESTIMATE, **common(batch, new))
-
-    return parallel(model, decode)
+    return system(algorithms.jacobi, model, new, lambda batch: (initial, batch.lengths if known else ESTIMATE))
 
 
 def blocks(model: Any, new: int, size: int) -> System:
     """PGJ."""
-
-    def decode(batch: Batch) -> Any:
-        return algorithms.gauss_seidel_jacobi(model, batch.ids, size, None, batch.lengths, **common(batch, new))
-
-    return parallel(model, decode)
+    return system(algorithms.gauss_seidel_jacobi, model, new, lambda batch: (size, None, batch.lengths))
 
 
 def hybrid(model: Any, new: int, size: int, initial: Any = None) -> System:
     """HGJ."""
-
-    def decode(batch: Batch) -> Any:
-        return algorithms.hybrid_jacobi(model, batch.ids, size, initial, **common(batch, new))
-
-    return parallel(model, decode)
+    return system(algorithms.hybrid_jacobi, model, new, lambda _: (size, initial))
 
 
 def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_tokens: int) -> dict[str, System]:
@@ -103,11 +96,8 @@ def runs_of(rows: Iterable[Mapping[str, str]]) -> dict[str, SystemRun]:
     """The decodes of a CSV file's rows, by system."""
     found: dict[str, SystemRun] = {}
     for row in rows:
-        each = found.setdefault(row["system"], SystemRun(row["system"]))
-        each.tokens.append([int(token) for token in row["tokens"].split()])
-        each.seconds.append(float(row["seconds"]))
-        each.passes.append(int(row["passes"]))
-        each.flops.append(int(row["flops"]))
+        decoded = BatchRun([[int(token) for token in row["tokens"].split()]], [int(row["passes"])], [int(row["flops"])])
+        found.setdefault(row["system"], SystemRun(row["system"])).add(decoded, float(row["seconds"]))
     return found
 
 

@@ -46,10 +46,6 @@ def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, de
     return fst.Lattice.from_arcs(found, [(states - 1, 0.0)])
 
 
-def scores_of(best: Any) -> np.ndarray:
-    return -np.sort(np.array([float(weight) for weight in best.paths().weights()]))
-
-
 def openfst_paths(lattice: Any, model: Any, p: int) -> Any:
     import pynini
 
@@ -77,7 +73,8 @@ def measure(lm: fst.NgramModel, lattice: fst.Lattice, p: int) -> dict[str, float
         ValueError: OpenFst has other scores.
     """
     automaton, expected = lattice.to_fst(), lattice.nbest_paths(lm, p)[1]
-    found = scores_of(openfst_paths(automaton, lm.to_fst(lattice.tokens), p))
+    weights = openfst_paths(automaton, lm.to_fst(lattice.tokens), p).paths().weights()
+    found = -np.sort([float(weight) for weight in weights])
     if not np.allclose(found, expected, atol=1e-3):  # OpenFst sums in float32
         raise ValueError(f"expected OpenFst's scores {found[:3]}, got {expected[:3]}")
     systems: dict[str, Callable[[], object]] = {

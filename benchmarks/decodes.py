@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from benchmarks.common import Interval, interval, pooled, slug, spread, stored, table, with_ends
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Exact, generate
+from latticebpd.decoding.decode_rows import until_end
+from latticebpd.lattices.texts import padded
 from latticebpd.report.theme import MARKERS, SERIES, png
 
 RESULTS = Path(__file__).parent / "study" / "results"
@@ -41,16 +43,6 @@ class Decoded:
     verified: int = 0
     seconds: list[float] = field(default_factory=list)
 
-    @property
-    def tokens_per_call(self) -> float:
-        return sum(self.tokens) / sum(self.calls)
-
-
-def ended(row: Sequence[int], end: int) -> list[int]:
-    """The tokens up to the end of text."""
-    row = list(row)
-    return row[: row.index(end) + 1] if end in row else row
-
 
 def decode(
     model: Any,
@@ -62,12 +54,10 @@ def decode(
 ) -> Decoded:
     """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
     base = model.base if isinstance(model, BlockwiseLM) else model
-    pad, end = base.config.pad_token_id, base.config.eos_token_id
+    pad, ends = base.config.pad_token_id, frozenset([base.config.eos_token_id])
     found = Decoded()
     for part in (sources[first : first + rows] for first in range(0, len(sources), rows)):
-        width = max(map(len, part))
-        ids = torch.tensor([[*source, *[pad] * (width - len(source))] for source in part])
-        mask = torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in part])
+        ids, mask = map(torch.from_numpy, padded(part, pad))
         started = clock()
         if isinstance(system, dict):
             stock = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new, **system}
@@ -84,7 +74,7 @@ def decode(
             found.calls += committed[:, 1].tolist()
             found.verified += out.verified_tokens
         found.seconds += [(clock() - started) / len(part)] * len(part)
-        found.rows += [ended(row, end) for row in sequences[:, 1:].tolist()]
+        found.rows += [until_end(row, ends) for row in sequences[:, 1:].tolist()]
     return found
 
 
@@ -110,16 +100,13 @@ def bleu_interval(statistics: np.ndarray) -> Interval:
 
 
 COUNTED = ("tokens", "calls", *STATISTICS[:6])
-"""Columns of `counts_row`: n-grams of a text follow from its length."""
+"""Columns of `counts_row`: n-grams of a text follow from its length, and so are left out."""
 
 
 def counts_row(found: Decoded, texts: Sequence[str], references: Sequence[str]) -> dict[str, str]:
     """What a system commits in how many calls, and what BLEU is made of: a cell has the numbers of all texts."""
-    statistics = np.array(bleu_statistics(texts, references))[:, : len(COUNTED) - 2]
-    return {
-        name: " ".join(map(str, each))
-        for name, each in zip(COUNTED, (found.tokens, found.calls, *statistics.T.tolist()), strict=True)
-    }
+    numbers = found.tokens, found.calls, *zip(*bleu_statistics(texts, references), strict=True)
+    return {name: " ".join(map(str, each)) for name, each in zip(COUNTED, numbers, strict=False)}
 
 
 def accepted_size(tokens: np.ndarray, calls: np.ndarray) -> Interval:
@@ -180,10 +167,9 @@ def speed_rows(
     """
 
     def measured() -> dict[str, list[tuple[float, ...]]]:
-        found = in_turns(systems, sources, max_new)
         return {
             name: [(each.seconds[0] / len(each.rows[0]), each.tokens[0], each.calls[0]) for each in runs]
-            for name, runs in found.items()
+            for name, runs in in_turns(systems, sources, max_new).items()
         }
 
     taken = {name: np.array(rows).T for name, rows in stored(path, measured).items()}

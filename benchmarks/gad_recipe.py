@@ -69,6 +69,7 @@ OTHERS = ("from scratch", "Adam at 2e-3", "6 decoder layers")  # no part of all 
 ADDED = [change for name, change in CHANGES.items() if name not in OTHERS]
 RUNS["all changes"] = {**PAPER, **{option: given for change in ADDED for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 25)
+RESULT = "measured.json"
 TABLE, BEAM, GREEDY, LOOSE = "gad-recipe.csv", "beam 5, generate()", "greedy, generate()", "GAD++"
 GAD_PLUS = TopBeta(3, 1.0)
 MAX_NEW, ROWS = 96, 25
@@ -86,8 +87,7 @@ def trained(directory: Path, *arguments: object) -> Path:
 
 
 def teacher_updates(arguments: argparse.Namespace) -> int:
-    updates: int = arguments.teacher_updates or max(1, arguments.updates * 3 // 5)
-    return updates
+    return arguments.teacher_updates or max(1, arguments.updates * 3 // 5)
 
 
 def teacher_of(arguments: argparse.Namespace) -> Path:
@@ -194,24 +194,18 @@ def measured(arguments: argparse.Namespace, run: str) -> list[dict[str, Any]]:
     return rows
 
 
-def result_of(work: Path, name: str) -> Path:
-    return work / folder(name) / "measured.json"
-
-
 def table(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """A line for every run: tokens per call by block size, GAD++'s and its BLEU, time over greedy decoding's by block
     size, over beam search's at best; BLEU of greedy decoding and of beam search in the first two lines."""
-    runs, sizes = common.grouped(rows, "run"), sizes_of(rows)
+    runs = {run: common.grouped(own, "system") for run, own in common.grouped(rows, "run").items()}
+    sizes, first = sizes_of(rows), next(iter(runs.values()))
 
     def bleu(own: Sequence[Mapping[str, str]]) -> str:
         return f"{bleu_of(common.columns(own, *STATISTICS).sum(axis=1)):.2f}"
 
-    lines = []
-    for run, own in runs.items():
-        systems = common.grouped(own, "system")
-        if not lines:
-            empty = [""] * len(sizes)
-            lines = [[name, *empty, "", bleu(systems[name]), *empty, ""] for name in (GREEDY, BEAM)]
+    empty = [""] * len(sizes)
+    lines = [[name, *empty, "", bleu(first[name]), *empty, ""] for name in (GREEDY, BEAM)]
+    for run, systems in runs.items():
         accepted = [common.pooled(*common.columns(systems[each], "tokens", "calls")) for each in (*sizes, LOOSE)]
         seconds = {name: np.nansum(common.columns(each, "ms")) for name, each in systems.items()}
         over = [f"{seconds[GREEDY] / seconds[size]:.2f}" for size in sizes]
@@ -272,16 +266,16 @@ def main() -> None:
     common.set_up(arguments.threads)
     work, measure = arguments.work, arguments.measure
     if measure is not None:  # in a process of its own
-        common.write_json(result_of(work, measure), measured(arguments, measure))
+        common.write_json(work / folder(measure) / RESULT, measured(arguments, measure))
         return
     common.claim(work, arguments, MADE_WITH)
     common.claim(work / "measured", arguments, MEASURED_WITH)
-    verifier = taught(arguments)
+    verifier, rows = taught(arguments), list[dict[str, Any]]()
     for name in arguments.runs:
-        run_of(arguments, name, verifier)
+        result = run_of(arguments, name, verifier) / RESULT
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
-        common.stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
-    rows = [{"run": name} | row for name in arguments.runs for row in common.read_json(result_of(work, name))]
+        common.stage(result, lambda command=command: subprocess.run(command, check=True))
+        rows += [{"run": name} | row for row in common.read_json(result)]
     common.write_csv(arguments.results / TABLE, rows)
     show(arguments.results)
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 import fst
 from benchmarks.common import in_turn, latticebpd, stage
-from fst.files import replacing, save_array, write_text
+from fst.files import save_array, write_text
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.console import quiet_transformers
 from latticebpd.drafters import bundled
@@ -69,13 +69,13 @@ ARCS = 16
 """Per slot of calibrated trees."""
 
 
-def corpus_documents(data: Path) -> Iterator[Document]:
-    """All documents but those of excluded sources."""
+def corpus_documents(data: Path, held_out: bool) -> Iterator[Document]:
+    """The held-out documents, or all others; none of excluded sources."""
     paths = sorted((data / "text").glob("*.jsonl.xz")) + sorted((data / "code").glob("*.jsonl.xz"))
     if not paths:
         raise ValueError(f"{data}: expected text/*.jsonl.xz and code/*.jsonl.xz, found none")
     for document in corpora.read_documents(paths):
-        if not document.source.startswith(EXCLUDED_SOURCES):
+        if is_held_out(document.id) == held_out and not document.source.startswith(EXCLUDED_SOURCES):
             yield document
 
 
@@ -103,8 +103,7 @@ def passages(documents: Iterable[Document], tokenizer: Tokenizer, tokens: int) -
 
 def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Prompt], list[bundled.Prompt]]:
     """Passages of held-out documents: for tuning, and, from others, the demo's prompts, which may be shipped."""
-    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
-    found = list(passages(held_out, tokenizer, SIZES["prompt_tokens"]))
+    found = list(passages(corpus_documents(data, held_out=True), tokenizer, SIZES["prompt_tokens"]))
     shippable = [passage for passage in found if passage.licence]
     random.Random(1).shuffle(shippable)
     # Take turns among the sources, so that none dominates.
@@ -129,24 +128,19 @@ def fit(lm: Path, model: Path, tokenizer: Tokenizer, passages: list[bundled.Prom
 def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
     """Run all stages; ``work`` keeps their results."""
 
-    def training() -> Iterator[Document]:
-        return (document for document in corpus_documents(data) if not is_held_out(document.id))
-
     def build_tokenizer() -> None:
-        trained = corpora.train_tokenizer(tokenizer_sample(training()))
-        with replacing(work / "tokenizer.json") as temporary:
-            trained.save(str(temporary))
+        trained = corpora.train_tokenizer(tokenizer_sample(corpus_documents(data, held_out=False)))
+        write_text(work / "tokenizer.json", trained.to_str(pretty=True))
 
     def build_corpus() -> None:
-        documents = list(training())
+        documents = list(corpus_documents(data, held_out=False))
         random.Random(0).shuffle(documents)
         save_array(work / "train.npy", corpora.encode_documents(documents, tokenizer))
 
     tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
     corpus, end = corpora.load_tokens([stage(work / "train.npy", build_corpus)]), corpora.end_of_text_id(tokenizer)
-    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
     held = work / "held.npy"
-    stage(held, lambda: save_array(held, corpora.encode_documents(held_out, tokenizer)))
+    stage(held, lambda: save_array(held, corpora.encode_documents(corpus_documents(data, held_out=True), tokenizer)))
     validation = corpora.load_tokens([held])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
@@ -174,8 +168,7 @@ def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
 
     shutil.copyfile(stage(work / "lm.fst", build_lm), bundled.LM)
     passages, prompts = held_out_passages(data, tokenizer)
-    lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-    write_text(bundled.PROMPTS, "".join(lines))
+    write_text(bundled.PROMPTS, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
     fit(bundled.LM, bundled.MODEL, tokenizer, passages, work)
 
 

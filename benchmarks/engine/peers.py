@@ -95,10 +95,8 @@ class Peer:
         raise ValueError(f"{self.model}: the process ended: {(self.errors.read().splitlines() or ['no message'])[-1]}")
 
     def close(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            if stream is not None:
-                stream.close()
-        self.process.wait()
+        self.process.communicate()  # closes its input, which ends it
+        self.errors.close()
 
 
 if __name__ == "__main__":

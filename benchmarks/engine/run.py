@@ -21,19 +21,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from benchmarks.common import (
-    columns,
-    err,
-    grouped,
-    in_turn,
-    options,
-    pooled,
-    read_csv,
-    run,
-    signature,
-    table,
-    write_csv,
-)
+from benchmarks import common
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
 from latticebpd.measuring.spec_bench import Question, read_questions
@@ -55,7 +43,7 @@ def turns(count: int, keys: Iterable[Any]) -> Iterable[tuple[int, Any]]:
     """All keys in every turn, in an order that rotates, with pauses in which threads stop waiting for work."""
     order = list(keys)
     for turn in range(count):
-        err.print(f"{turn + 1}/{count}", style="dim")
+        common.err.print(f"{turn + 1}/{count}", style="dim")
         for key in order[turn % len(order) :] + order[: turn % len(order)]:
             time.sleep(0.02)
             yield turn, key
@@ -79,7 +67,7 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
 
 def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
     """So many questions, one of each category in turn."""
-    return in_turn(everything, lambda question: question.category)[:limit]
+    return common.in_turn(everything, lambda question: question.category)[:limit]
 
 
 def ways(system: System) -> tuple[str, ...]:
@@ -97,7 +85,6 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
     asked = chosen(read_questions(file), count)
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
-    failed = set[Any]()
     keys = [(name, drafts, n) for name in known for drafts in ways(known[name]) for n in threads]
     with ExitStack() as stack:
         for _, key in turns(STARTS, keys):  # the last processes stay
@@ -108,19 +95,19 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
             peers[key].ask(prompt=chat.prompt(["Hello!"]), limit=1, ends=[])
             starts.setdefault(key, []).append(time.perf_counter() - peers[key].started)
         for turn, key in turns(len(asked), keys):
-            if key in failed:
+            if key not in peers:
                 continue
             try:
                 reply = peers[key].ask(prompt=prompts[turn], limit=NEW_TOKENS, ends=chat.eos_ids)
             except ValueError as error:
-                err.print(f"[yellow]{key} is left out:[/yellow] {error}")
-                failed.add(key)
+                common.err.print(f"[yellow]{key} is left out:[/yellow] {error}")
+                del peers[key]
                 continue
             texts[turn, *key] = reply["tokens"]
             row = dict(zip(("system", "drafts", "threads"), key, strict=True)) | {"start": median(starts[key])}
             row |= {"question": asked[turn].question_id, "category": asked[turn].category}
             rows.append(row | reply | {"tokens": len(reply["tokens"]), "turn": turn})
-    rows = [row for row in rows if (row["system"], row["drafts"], row["threads"]) not in failed]
+    rows = [row for row in rows if (row["system"], row["drafts"], row["threads"]) in peers]
     for row in rows:
         turn, name, drafts, n = (row[each] for each in ("turn", "system", "drafts", "threads"))
         row["same"] = int(texts[turn, name, drafts, n] == texts[turn, name, "", n])
@@ -132,7 +119,7 @@ def perplexities(known: dict[str, System], count: int, file: Path) -> list[Row]:
     ids = AutoTokenizer.from_pretrained(resolved("smollm2-135m"))(file.read_text(encoding="utf-8"))["input_ids"]
     windows, rows = [ids[WINDOW * i : WINDOW * (i + 1)] for i in range(min(count, len(ids) // WINDOW))], list[Row]()
     for name, system in known.items():
-        err.print(name, style="dim")
+        common.err.print(name, style="dim")
         with closing(Peer(system, 1)) as peer:
             replies = [peer.ask(tokens=window, begin=0) for window in windows]
         rows += [{"system": name, "threads": 1, "window": i, "nats": own["nats"]} for i, own in enumerate(replies)]
@@ -142,30 +129,29 @@ def perplexities(known: dict[str, System], count: int, file: Path) -> list[Row]:
 def tables(rows: list[dict[str, str]]) -> None:
     """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
     if "nats" in rows[0]:
-        cells = [[name, f"{np.exp(columns(own, 'nats').mean()):.3f}"] for name, own in grouped(rows, "system").items()]
-        table("", ("system", "perplexity"), cells)
+        groups = common.grouped(rows, "system").items()
+        cells = [[name, f"{np.exp(common.columns(own, 'nats').mean()):.3f}"] for name, own in groups]
+        common.table("", ("system", "perplexity"), cells)
         return
-    for threads, every in sorted(grouped(rows, "threads").items()):
-        if "drafts" in rows[0]:
-            systems = sorted(grouped(every, "system", "drafts").items())
-            table(f"threads: {threads}", HEAD, [answers_line(own) for _, own in systems])
-        else:
-            systems = sorted(grouped(every, "system").items())
-            table(f"threads: {threads}", PASSES, [passes_line(own) for _, own in systems])
+    by = [name for name in ("system", "drafts") if name in rows[0]]
+    head, line = (HEAD, answers_line) if "drafts" in rows[0] else (PASSES, passes_line)
+    for threads, every in sorted(common.grouped(rows, "threads").items()):
+        lines = [line(own) for _, own in sorted(common.grouped(every, *by).items())]
+        common.table(f"threads: {threads}", head, lines)
 
 
 def passes_line(own: Sequence[Mapping[str, str]]) -> list[str]:
     """Medians of a system's passes."""
-    by_width = grouped(own, "tokens")
-    times = (np.median(columns(by_width[str(width)], "wall_ms", "cpu_ms"), axis=1) for width in WIDTHS)
+    by_width = common.grouped(own, "tokens")
+    times = (np.median(common.columns(by_width[str(width)], "wall_ms", "cpu_ms"), axis=1) for width in WIDTHS)
     return [own[0]["system"], *(f"{wall:.1f} ({cpu:.1f})" for wall, cpu in times)]
 
 
 def answers_line(own: Sequence[Mapping[str, str]]) -> list[str]:
     """Speed of a system's answers, their texts, memory, and the time that is not spent in passes."""
     first, drafts = own[0], own[0]["drafts"]
-    tokens, wall, cpu, memory = columns(own, "tokens", "wall_ms", "cpu_ms", "mib")
-    speed, low, high = pooled(tokens * 1e3, wall)
+    tokens, wall, cpu, memory = common.columns(own, "tokens", "wall_ms", "cpu_ms", "mib")
+    speed, low, high = common.pooled(tokens * 1e3, wall)
     same = f"{sum(int(row['same']) for row in own)} of {len(own)}" if drafts else ""
     within = sum(float(row.get("pass_ms") or 0) for row in own)
     outside = f"{100 * (1 - within / cpu.sum()):.1f} %" if within else ""
@@ -175,7 +161,7 @@ def answers_line(own: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def main() -> None:
-    parser = options(__doc__, whole=True)
+    parser = common.options(__doc__, whole=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
     parser.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl: answers instead of passes")
     parser.add_argument("--text", type=Path, help="a text: perplexities instead of passes")
@@ -199,11 +185,11 @@ def main() -> None:
             known = {name: known[name] for name in names}
             rows = answers(known, threads, given.turns, given.questions) if given.questions else None
             rows = perplexities(known, given.turns, given.text) if given.text else rows
-            write_csv(given.output, rows or passes(known, threads, given.turns))
-    tables(read_csv(given.output))
+            common.write_csv(given.output, rows or passes(known, threads, given.turns))
+    tables(common.read_csv(given.output))
     print()
-    signature(threads=given.threads, **versions())
+    common.signature(threads=given.threads, **versions())
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

@@ -217,16 +217,16 @@ def main() -> None:
         wall, cpu = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
         if answers:
             found = found[: next((i for i, token in enumerate(found) if token in request["ends"]), None)]
+            more = {"pass_ms": sum(getattr(library, "passes", []))}
         else:
             logits, found = np.asarray(found, np.float64), np.asarray(found).argmax(-1).tolist()
             largest, after = logits.max(-1), request["tokens"][1:]
             sums = np.log(np.exp(logits - largest[:, None]).sum(-1)) + largest
             likelihoods = logits[range(len(after)), after] - sums[: len(after)]
+            more = {"nats": -float(likelihoods.mean())} if after else {}
         # `getrusage` would count what the parent held before it became this process.
         mib = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
-        reply = {"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib}
-        reply |= {"pass_ms": sum(getattr(library, "passes", []))} if answers else {}
-        reply |= {} if answers or not after else {"nats": -float(likelihoods.mean())}
+        reply = {"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib, **more}
         print(json.dumps(reply), file=replies, flush=True)
 
 

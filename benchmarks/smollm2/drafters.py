@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,10 +136,14 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    home, k = work / "lattices", 16 if name in LATTICES else 64
     own = () if name == "heads" else ("--drafter-model", drafter(work, name))
-    made = tuple(home / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
-    sizes = (f"--model {MODEL} -k {k} --shard-size 10", *own)
+    return lattices_of(work, name, f"--model {MODEL} -k {16 if name in LATTICES else 64}", *own)
+
+
+def lattices_of(work: Path, name: str, *model: object) -> tuple[Path, Path]:
+    """The same, of a model and drafter that options of `latticebpd lattices` say."""
+    made = tuple(work / "lattices" / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
+    sizes = (*model, "--shard-size 10")
     held = f"--teacher-force --max-new-tokens 256 --context 1024 --limit {FITTED} -o"
     latticebpd("lattices --prompts", work / "held-out.npz", *sizes, held, made[0])
     latticebpd("lattices --prompts", work / QUESTIONS, *sizes, "--context 2048 -o", made[1])
@@ -219,11 +223,15 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
     ]
     write_csv(branches(output), rows)
 
+
+def replayed(name: str, texts: Sequence[trees.Answer], made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A drafter's replays by every strategy, and the oracle's."""
+
     def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
         source, every = SavedTopK(answer.lattices), {**made, "oracle": trees.Following(answer)}
         return {system: LatticeDrafter(source, each) for system, each in every.items()}
 
-    trees.save_replays(output, "drafter", [(name, texts, systems)])
+    return trees.replayed("drafter", [(name, texts, systems)])
 
 
 # ---------------------------------------------------------------- times
@@ -319,8 +327,8 @@ Counts = dict[tuple[str, str], np.ndarray]
 """``[texts, (tokens, calls, verified)]`` by drafter and system."""
 
 
-def counted(path: Path) -> Counts:
-    found = trees.counts_of(path, "drafter", "system").items()
+def counted(rows: Iterable[Mapping[str, str]]) -> Counts:
+    found = trees.counts_of(rows, "drafter", "system").items()
     return {(name, system): np.array([*each.values()]) for (name, system), each in found}
 
 
@@ -380,7 +388,7 @@ def figure(counts: Counts) -> Figure:
 
 
 def show(path: Path) -> None:
-    counts, head = counted(path), ("drafter", "system", *map(str, SIZES))
+    counts, head = counted(read_csv(path)), ("drafter", "system", *map(str, SIZES))
     pairs = [f"{one} over {other}" for one, other in GAINS]
     for name, drafters in (("64 arcs per slot", LADDER), ("16 arcs per slot", LATTICES)):
         table(f"tokens per call, {name}, one path and sixteen", ("drafter", *PATHS), path_lines(counts, drafters))

@@ -5,7 +5,7 @@
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
     python -m benchmarks.smollm2.trees --fit HELD --lm WORK/lm.fst --constants         # of copies + tree
-    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER.csv]
+    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv
 
 Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts, and the
 constants of copies + tree, whose defaults are the best ones, are tuned on the same.  Replayed are its other half and
@@ -54,10 +54,6 @@ PAIRS = (
     *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
 )
 """Systems whose difference is shown, with its interval."""
-GROWTH = (
-    "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree:0-gram", "64-tree", "oracle",
-)  # fmt: skip
-"""Systems that are shown with two drafters; earlier calibrations had a stronger prior."""
 COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
@@ -263,24 +259,22 @@ def best_constants(texts: Sequence[Answer], lm: Path, nodes: int = 16) -> dict[s
             return best
 
 
-def save_replays(path: Path, column: str, parts: Iterable[tuple[str, Iterable[Answer], Any]]) -> None:
-    """A CSV file with a line for every text and system.
+def replayed(column: str, parts: Iterable[tuple[str, Iterable[Answer], Any]]) -> list[dict[str, Any]]:
+    """A row for every text and system.
 
     parts: a name for ``column``, texts, and what makes the systems of a text.
     """
-    rows = [
+    return [
         dict(zip((column, *COLUMNS), (part, number, name, *walk(answer, drafter)), strict=True))
         for part, texts, systems in parts
         for number, answer in enumerate(texts)
         for name, drafter in (systems(answer).items() if len(answer.lattices) else ())
     ]
-    write_csv(path, rows)
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
-    parser.add_argument("--against", type=Path, help="the same of other heads: what the better ones gain")
     parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
@@ -297,18 +291,14 @@ def main() -> None:
             return
         systems = systems_of(given.fit, examples, given.lm)
         walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
-        parts = ((path.name, answers(path, kept), systems) for path, kept in walked)
-        save_replays(given.output, "texts", parts)
+        write_csv(given.output, replayed("texts", ((path.name, answers(path, kept), systems) for path, kept in walked)))
     show(given.table or given.output)
-    if given.against is not None:
-        path = given.table or given.output
-        table("better heads", ("system", given.against.stem, path.stem, "gain"), growth(path, given.against))
 
 
-def counts_of(path: Path, *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
+def counts_of(rows: Iterable[Mapping[str, str]], *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
     """``[(tokens, calls, verified)]`` by the columns ``keys``, and by text."""
     found: dict[tuple[str, ...], dict[int, np.ndarray]] = {}
-    for row in read_csv(path):
+    for row in rows:
         walked = np.array([int(row[name]) for name in COLUMNS[2:]])
         found.setdefault(tuple(row[key] for key in keys), {})[int(row["text"])] = walked
     return found
@@ -316,7 +306,7 @@ def counts_of(path: Path, *keys: str) -> dict[tuple[str, ...], dict[int, np.ndar
 
 def show(path: Path) -> None:
     """The tables of a CSV file."""
-    found = {key: np.array([*each.values()]) for key, each in counts_of(path, "texts", "system").items()}
+    found = {key: np.array([*each.values()]) for key, each in counts_of(read_csv(path), "texts", "system").items()}
     for data in dict.fromkeys(data for data, _ in found):
         counts, rows = {name: each for (of, name), each in found.items() if of == data}, []
         for name, each in counts.items():
@@ -329,16 +319,6 @@ def show(path: Path) -> None:
         pairs = [pair for pair in PAIRS if counts.keys() >= {*pair}]
         gains = [[f"{one} over {other}", gain(counts[one], counts[other])] for one, other in pairs]
         table("", ("pair", "gain"), gains)
-
-
-def growth(path: Path, before: Path) -> list[list[str]]:
-    """Tokens per call on the same questions with other heads and with these, and the gain."""
-    counts = [counts_of(each, "texts", "system") for each in (before, path)]
-    rows = []
-    for name in GROWTH:
-        two, one = (np.array([each for _, each in sorted(own["spec-bench", name].items())]) for own in counts)
-        rows.append([name, *(efficiency(each)[0] for each in (two, one)), gain(one, two)])
-    return rows
 
 
 def efficiency(counts: np.ndarray) -> list[str]:

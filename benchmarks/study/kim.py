@@ -1,24 +1,22 @@
 """Kim 2024's tables and figures on SmolLM2-135M-Instruct: one resumable command.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--neural]
+    python -m benchmarks.study.kim --data DIR --work WORK [--neural]
     python -m benchmarks.study.kim                         # tables and figures of the committed counts, in seconds
 
-``EARLY`` is the model with heads after so many updates, as ``smollm2/make.py --steps`` trains them; ``--neural`` trains
-and measures neural rescorers as well.  ``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then holds, stage by
-stage, prompts, lattices of the model's own greedy text, n-gram models, weights and calibrations; finished stages are
-not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this file, and every table and figure is
-made from these alone (`kim_tables.py`).
+``--neural`` trains and measures neural rescorers as well. ``DIR`` holds the data that `kim_tasks.py` names. ``WORK``
+then holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights and calibrations;
+finished stages are not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this file, and every
+table and figure is made from these alone (`kim_tables.py`).
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import numpy as np
 import torch
 
 import fst
-from benchmarks.common import latticebpd, named, options, read_json, read_lines, stage, stored, write_csv, write_json
+from benchmarks.common import latticebpd, options, read_json, read_lines, stage, stored, write_csv, write_json
 from benchmarks.decodes import RESULTS
 from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
 from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
@@ -34,13 +32,11 @@ from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockwiseLM, LatticeSet, NeuralRescorer, load
-from latticebpd.drafters import HeadLattices
-from latticebpd.drafters.pretrained import load_blockwise, load_tokenizer
+from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.drafters.text_states import entropy
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.calibrate import calibrate
-from latticebpd.measuring.collect import text_lattices
 from latticebpd.measuring.comparison import compare
 from latticebpd.measuring.entropy import BIN, head_entropy
 from latticebpd.measuring.examples import draw_examples
@@ -107,29 +103,6 @@ def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
         shards = f"--model {MODEL} --weights torch {sizes} --shard-size {each} --batch-size {each} -o"
         latticebpd("lattices", "--prompts", asked, shards, made)
     return made
-
-
-def redrawn(blockwise: BlockwiseLM, every: LatticeSet, texts: Texts) -> LatticeSet:
-    """Other heads' lattices at the same positions of the same texts, which depend on the base model alone."""
-    parts, source = [], HeadLattices(blockwise, every.tokens.shape[2])
-    for number, (text, length) in enumerate(texts.items()):
-        parts.append(text_lattices(source, text, range(length - 1, len(text) - 2), 1, number))
-    drawn = LatticeSet.joined(parts)
-    return replace(every, tokens=drawn.tokens, log_probs=drawn.log_probs, entropy=drawn.entropy)
-
-
-def lattices_of_heads(work: Path, heads: Path, updates: str, found: Path, tasks: Sequence[str]) -> Path:
-    """The lattices of heads after so many updates, on the texts of existing ones; a shard for each task."""
-    old, new = lattice_directory(found), lattice_directory(work / f"{found.name}-{updates}")
-
-    def make(number: int) -> None:
-        every, texts = LatticeSet.load(old.file(number)), Texts.load(old.file(number, "texts"))
-        shutil.copy(old.file(number, "texts"), new.file(number, "texts"))
-        redrawn(load_blockwise(heads), every, texts).save(new.file(number))
-
-    for number in map(list(TASKS).index, tasks):
-        stage(new.file(number), partial(make, number))
-    return new.path
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,11 +241,6 @@ FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
 PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
-UPDATES = "4000"
-"""Of the package's heads."""
-EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
-"""Systems that rescore heads after a part of their training, by language model."""
-EARLY_SYSTEMS = (*(f"{system}:g4" for system in EARLY["g4"]), "16-best:0-gram", "16-tree:0-gram")
 NEURAL_UPDATES = {"general": 300, "in-domain": 60, "own": 300}
 """Neural rescorers and their updates of eight texts; a task's follow the general ones.  They choose best paths greedily
 from slot to slot, the paper's local rescoring."""
@@ -473,17 +441,6 @@ def count_calibrated(work: Path, data: Path, task: Task, found: Path, tasks: Seq
     return {"calls": calls, "verified": verified}
 
 
-def count_heads(work: Path, data: Path, task: Task, updates: str, found: Path) -> dict[str, list[Row]]:
-    """Calls, and mean entropies, of heads after a part of their training, at weights of their own."""
-    tuning, test = parts(work, task.name, found)
-    every = language_models(work, data, task)
-    tuned = tuned_models([tuning.cut], {name: fst.NgramModel.load(every[name]) for name in EARLY}, EARLY)
-    calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, EARLY_SYSTEMS)
-    about = {"updates": updates}
-    rows = [about | one | other for one, other in zip(calls, entropies(task.name, test.lattices)[0], strict=True)]
-    return {"heads": rows, "heads-weights": [about | row for row in weights(task.name, tuned)]}
-
-
 def count_rescorer(work: Path, data: Path, task: Task, name: str, found: Path) -> dict[str, list[Row]]:
     """Calls of a neural rescorer's systems at its own weights, its size, its perplexity of the model's text."""
     tuning, test = parts(work, task.name, found)
@@ -500,24 +457,6 @@ def count_rescorer(work: Path, data: Path, task: Task, name: str, found: Path) -
     return {"rescorers": rows, "rescorers-models": [about], "rescorers-weights": weights(task.name, tuned)}
 
 
-def package_rows(
-    counted: Mapping[str, dict[str, list[Row]]], heads: bool, rescorers: bool
-) -> list[dict[str, list[Row]]]:
-    """What other heads and neural rescorers are compared with: the package's heads, and n-gram models."""
-    found = []
-    columns, sizes = ("task", "text", "tokens", "vanilla"), tuple(f"h{head}" for head in range(1, 10))
-    for each in counted.values():
-        if heads:
-            kept, about = (*columns, *EARLY_SYSTEMS, "oracle", "calls", *sizes), {"updates": UPDATES}
-            pairs = zip(each["calls"], each["entropy"], strict=True)
-            found.append({"heads": [about | {name: (one | other)[name] for name in kept} for one, other in pairs]})
-        for name, lm in (("4-gram", "g4"), ("own 4-gram", "own4")) if rescorers else ():
-            keys = (*columns, "oracle")
-            calls = [{key: row[key] for key in keys} | {"1-best": row[f"1-best:{lm}"]} for row in each["calls"]]
-            found.append({"rescorers": [{"rescorer": name, **row} for row in calls]})
-    return found
-
-
 def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
     """One file of every kind of count, task after task."""
     joined: dict[str, list[Row]] = {}
@@ -528,9 +467,7 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
         write_csv(results / f"kim-{name}.csv", rows, digits=6)
 
 
-def count_all(
-    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: dict[str, Path], neural: bool
-) -> None:
+def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path, neural: bool) -> None:
     """The counts of all tasks, each from its file where that exists, into the files of the results."""
     found = lattices(work, data, tasks)
 
@@ -545,13 +482,9 @@ def count_all(
         for kind, further in calibrated.items():
             rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
-    others = package_rows(rows, bool(heads), neural)
-    for updates, path in heads.items():
-        drawn = lattices_of_heads(work, path, updates, found, tasks)
-        others += [counted(name, f"-heads-{updates}", count_heads, updates, drawn) for name in tasks]
-    for which in NEURAL_UPDATES if neural else ():
-        others += [counted(name, f"-rescorer-{which}", count_rescorer, which, found) for name in tasks]
-    gather(others, results)
+    if neural:
+        pairs = product(NEURAL_UPDATES, tasks)
+        gather((counted(name, f"-rescorer-{which}", count_rescorer, which, found) for which, name in pairs), results)
 
 
 def main() -> None:
@@ -559,7 +492,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--heads", nargs="+", type=named, default=[], help="heads by updates, such as 200=EARLY")
     parser.add_argument("--neural", action="store_true", help="train and measure neural rescorers")
     parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
@@ -570,8 +502,7 @@ def main() -> None:
     results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:
         given.work.mkdir(parents=True, exist_ok=True)
-        heads = {updates: Path(path) for updates, path in given.heads}
-        count_all(given.work, given.data, given.tasks, results, heads, given.neural)
+        count_all(given.work, given.data, given.tasks, results, given.neural)
     kim_tables.show(results, given.tables, given.tasks)
 
 

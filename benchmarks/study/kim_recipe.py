@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,9 @@ def examples(work: Path, data: Path, task: Task) -> Path:
             chosen = list(islice((pair for pair in pairs if len(pair[0]) <= kim_tasks.MOST_PROMPT), EXAMPLES))
             every = Texts.of_rows([[*one, *other, END] for one, other in chosen], [len(one) for one, _ in chosen])
         else:
-            tokens = list[int]()
-            for text in task.domain(data):
-                tokens += [*chat.ids(text[:PASSAGE]), END]
-                if len(tokens) >= TOKENS:
-                    break
-            every = Texts.of_corpus(np.array(tokens[:TOKENS]), WINDOW)
+            documents = ([*chat.ids(text[:PASSAGE]), END] for text in task.domain(data))
+            tokens = islice(chain.from_iterable(documents), TOKENS)
+            every = Texts.of_corpus(np.fromiter(tokens, int), WINDOW)
         learnt, each = len(every) * 24 // 25, kim.TUNING + kim.TEST
         asked, first = Texts.load(kim.prompts(work, data)).prompts(), list(kim_tasks.TASKS).index(task.name) * each
         held_out, tuning = every.chosen(range(learnt, len(every))), asked.chosen(range(first, first + kim.TUNING))
@@ -132,12 +129,9 @@ def counts_of(work: Path, data: Path, heads: int, task: Task) -> dict[str, list[
         stage(path, partial(latticebpd, "lattices --model", model, "--prompts", texts / path.name, sizes, path))
     tuned = kim.tuned_models([lattices["tuning"]], ngram_models(work, data, task), dict.fromkeys(("g4", "d4"), SYSTEMS))
     test = LatticeSet.load(lattices["test"])
-    rows = [
-        {"heads": heads} | one | {f"h{head}": "" for head in range(1, 10)} | other
-        for one, other in zip(
-            kim.compared(task.name, test, tuned, COLUMNS)[0], kim.entropies(task.name, test)[0], strict=True
-        )
-    ]
+    calls, entropies = kim.compared(task.name, test, tuned, COLUMNS)[0], kim.entropies(task.name, test)[0]
+    empty = {f"h{head}": "" for head in range(1, 10)}
+    rows = [{"heads": heads} | one | empty | other for one, other in zip(calls, entropies, strict=True)]
     *_, last = (row["validation"] for row in read_lines(model / "training-log.jsonl") if "validation" in row)
     return {"texts": rows, "models": [{"heads": heads, "task": task.name, "perplexity": last["base_perplexity"]}]}
 

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESAMPLES, Interval, columns, grouped, interval, markdown, pooled, read_csv, with_interval
+from benchmarks.common import RESAMPLES, Interval, columns, grouped, markdown, pooled, read_csv, with_interval
 from benchmarks.decodes import draw_band
 from benchmarks.study.kim_tasks import TASKS
 from latticebpd.measuring.entropy import h_max, regress
@@ -28,16 +28,6 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {"all": "all"}
 KINDS = {"continue": "LM", "answer": "QA", "summarise": "summary"}
 K = 16
 PAGES = ("kim.md", "kim_models.md")
-GAINS = {
-    "1-best, 4-gram": ("1-best:g4", "vanilla"),
-    "16-best, 0-gram": ("16-best:0-gram", "vanilla"),
-    "16-best, 4-gram": ("16-best:g4", "vanilla"),
-    "tree, 0-gram": ("16-tree:0-gram", "vanilla"),
-    "tree, 4-gram": ("16-tree:g4", "vanilla"),
-    "oracle": ("oracle", "vanilla"),
-    "4-gram on 16-best": ("16-best:g4", "16-best:0-gram"),
-    "4-gram on tree": ("16-tree:g4", "16-tree:0-gram"),
-}
 """System and what it is compared with."""
 Row = dict[str, str]
 
@@ -53,8 +43,8 @@ class Counts:
         return [row for row in read_csv(self.folder / f"kim-{name}.csv") if row["task"] in self.asked]
 
     def suffice(self, name: str) -> bool:
-        """For a table or figure: correlations are across tasks; some need other heads' or neural rescorers' counts."""
-        kind = next((kind for kind in ("heads", "rescorers") if kind in name), "calls")
+        """For a table or figure: correlations are across tasks; one needs neural rescorers' counts."""
+        kind = "rescorers" if name == "rescorers" else "calls"
         return (self.folder / f"kim-{kind}.csv").exists() and (name != "correlations" or len(self.tasks) > 1)
 
     @cached_property
@@ -68,11 +58,6 @@ class Counts:
     def column(self, name: str, task: str, rows: Sequence[Row] | None = None) -> np.ndarray:
         rows = self.calls if rows is None else rows
         return columns([row for row in rows if task in ("all", row["task"])], name)[0]
-
-    @cached_property
-    def stages(self) -> dict[str, list[Row]]:
-        """Calls and mean entropies of every text by updates of the heads, rising."""
-        return dict(sorted(grouped(self.rows("heads"), "updates").items(), key=lambda item: int(item[0])))
 
     def efficiency(self, task: str, system: str, rows: Sequence[Row] | None = None) -> Interval:
         """Tokens per call."""
@@ -277,32 +262,11 @@ def table_11(counts: Counts) -> str:
     return markdown(["", "tokens per call", "weights read per token", "tokens computed per token"], lines)
 
 
-def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> Interval:
-    """By how many points the second stage's gain over all texts exceeds the first's; texts resampled in pairs."""
-    stages = [columns(counts.stages[each], system, over) for each in (first, second)]
-
-    def measure(drawn: np.ndarray) -> Any:
-        one, two = (others / calls for calls, others in (each[:, drawn].sum(axis=-1) for each in stages))
-        return 100 * (two - one)
-
-    return interval(measure, len(counts.stages[first]))
-
-
-def table_heads(counts: Counts) -> str:
-    """What rescoring gains for heads after a part of their training, over all texts."""
-    rows = []
-    for updates, own in counts.stages.items():
-        gains = (gained(counts.gain("all", *pair, own)) for pair in GAINS.values())
-        rows.append([f"{int(updates):,}", valued(counts.efficiency("all", "vanilla", own)), *gains])
-    first, *_, last = counts.stages
-    differences = (gained(gain_difference(counts, first, last, *pair)) for pair in GAINS.values())
-    rows.append([f"{int(last):,} less {int(first):,}, points", "", *differences])
-    return markdown(["updates", "vanilla", *GAINS], rows)
-
-
 def table_rescorers(counts: Counts) -> str:
     """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
-    calls, models = grouped(counts.rows("rescorers"), "rescorer"), counts.rows("rescorers-models")
+    ngrams, models = (("4-gram", "g4"), ("own 4-gram", "own4")), counts.rows("rescorers-models")
+    calls = {name: [{**row, "1-best": row[f"1-best:{lm}"]} for row in counts.calls] for name, lm in ngrams}
+    calls |= grouped(counts.rows("rescorers"), "rescorer")
     neural = list(dict.fromkeys(row["rescorer"] for row in models))
     general = (row["1-best"] for row in calls["general"])
     paired = [{**row, "general": other} for row, other in zip(calls["in-domain"], general, strict=True)]
@@ -385,8 +349,8 @@ def table_correlations(counts: Counts) -> str:
     for name, quantity in QUANTITIES.items():
         pairs = zip(([quantity(task) for task in each] for each in means), efficiencies, strict=True)
         rows.append([f"{name}; block efficiency", correlation(pairs)])
-    for title in ("1-best, 4-gram", "16-best, 4-gram"):
-        names = ("tokens", "vanilla", GAINS[title][0])
+    for title, system in (("1-best, 4-gram", "1-best:g4"), ("16-best, 4-gram", "16-best:g4")):
+        names = ("tokens", "vanilla", system)
         sums = [[counts.column(each, task)[drawn].sum(axis=1) for each in names] for task, drawn in draws(counts)]
         tokens, vanilla, calls = np.array(sums).transpose(1, 2, 0)
         pairs = zip(tokens / vanilla, vanilla / calls, strict=True)
@@ -493,32 +457,14 @@ def figure_7(counts: Counts) -> Figure:
     return figure
 
 
-@rc_context(STYLE)
-def figure_heads(counts: Counts) -> Figure:
-    """The gain of rescoring against how good the heads are: a line for each task, a mark for each stage of training."""
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    for axes, title in zip(figure.subplots(1, 2), ("1-best, 4-gram", "16-best, 4-gram"), strict=True):
-        for task in [*counts.tasks, "all"]:
-            width, size, color = (2, 7, INK.light) if task == "all" else (0.8, 4, FAINT.light)
-            efficiency = [counts.efficiency(task, "vanilla", own)[0] for own in counts.stages.values()]
-            gain = [counts.gain(task, *GAINS[title], own)[0] for own in counts.stages.values()]
-            axes.plot(efficiency, gain, color=color, linewidth=width)
-            for number, (updates, x, y) in enumerate(zip(counts.stages, efficiency, gain, strict=True)):
-                style: dict[str, Any] = {"color": SERIES[number].light, "markersize": size, "zorder": 4}
-                axes.plot(x, y, MARKERS[number], label=f"{int(updates):,} updates" if task == "all" else None, **style)
-        axes.set(xlabel="block efficiency, vanilla", ylabel=f"gain of {title}, %")
-    figure.axes[0].legend(fontsize=8)
-    return figure
-
-
 def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[str, Callable[[Counts], Any]]:
     return {each.__name__.removeprefix(prefix).replace("_", "-"): each for each in functions}
 
 
 KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10, table_11)
-FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_rescorers)
+FURTHER = (table_entropy, table_coverage, table_correlations, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
-FIGURES = by_name("", (figure_2, figure_3, figure_6, figure_7, figure_heads))
+FIGURES = by_name("", (figure_2, figure_3, figure_6, figure_7))
 
 
 def refreshed(page: str, counts: Counts) -> str:

@@ -20,7 +20,7 @@ import argparse
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,17 @@ class Study:
         self.arguments, self.work = arguments, arguments.work
         self.tokenizer = Tokenizer.from_file(str(teacher_of(arguments) / "tokenizer.json"))
         self.sources, self.references = read(arguments, self.tokenizer, arguments.test, arguments.limit)
-        held_out = read(arguments, self.tokenizer, arguments.validation, arguments.tuned)
-        self.held_out, self.held_out_references = held_out
+        self.held_out, self.held_out_references = read(arguments, self.tokenizer, arguments.validation, arguments.tuned)
         self.decoded = decodes.Decodes(self.work / "decodes", self.sources, MAX_NEW)
-
-    def base(self, setting: str) -> Path:
-        """The base model's directory, made if it is missing."""
-        return BASES[setting](self.arguments)
 
     def data(self, setting: str) -> list[Texts]:
         """Text to learn, and held-out text: the teacher's own, or human translations of the same sources."""
         given = self.arguments
         if BASES[setting] is taught:
             return [load_texts(self.work / name, 0) for name in ("written", "written-val")]
-        found = []
-        for path, limit in ((given.train, given.written), (given.validation, None)):
-            pairs = islice(read_pairs([path], given.source, given.target), limit)
-            found.append(encode_pairs(pairs, self.tokenizer))
-        return found
+        files = (given.train, given.written), (given.validation, None)
+        pairs = (islice(read_pairs([path], given.source, given.target), limit) for path, limit in files)
+        return [encode_pairs(each, self.tokenizer) for each in pairs]
 
     def heads(self, setting: str, k: int) -> Path:
         """The directory of a setting's heads."""
@@ -112,7 +105,7 @@ class Study:
             directory = directory.with_name(f"{directory.name}-{rate:g}-{updates or given.tuning_updates}")
 
         def make() -> None:
-            base = load_translator(self.base(setting))
+            base = load_translator(BASES[setting](given))
             start = None if frozen else self.model(STARTS[setting], k).heads
             torch.manual_seed(0)
             if start is None:
@@ -153,13 +146,11 @@ class Study:
     def greedy(self, name: str, model: Any) -> list[list[int]]:
         """`generate()`'s texts."""
         path = self.work / "decodes" / f"generate-{common.slug(name)}.json"
-        rows: list[list[int]] = common.stored(path, lambda: decodes.decode(model, self.sources, {}, MAX_NEW).rows)
-        return rows
+        return common.stored(path, lambda: decodes.decode(model, self.sources, {}, MAX_NEW).rows)
 
     def row(self, setting: str, k: int, rule: str, found: decodes.Decoded) -> dict[str, Any]:
         texts = [self.tokenizer.decode(row).strip() for row in found.rows]
-        row = {"setting": setting, "k": k, "rule": rule}
-        return row | decodes.counts_row(found, texts, self.references)
+        return {"setting": setting, "k": k, "rule": rule} | decodes.counts_row(found, texts, self.references)
 
 
 def measure(study: Study) -> None:
@@ -168,7 +159,7 @@ def measure(study: Study) -> None:
     for setting in BASES:
         frozen = setting not in STARTS
         if frozen:
-            base = load_translator(study.base(setting)).eval()
+            base = load_translator(BASES[setting](given)).eval()
             rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", base, NoDrafter, Exact())))
         for k in given.k if frozen else given.tuned_k:
             model = study.model(setting, k)
@@ -223,7 +214,8 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
         while new := [alpha for alpha in alphas if alpha not in found]:
             for alpha in new:
                 system = partial(TreeDrafter, model, lm, nodes, alpha), Exact()
-                found[alpha] = decodes.decode(model, study.held_out, system, MAX_NEW).tokens_per_call
+                run = decodes.decode(model, study.held_out, system, MAX_NEW)
+                found[alpha] = sum(run.tokens) / sum(run.calls)
             alphas = decodes.widened(found)
         return {"alpha": decodes.most(found), "tokens a call": found}
 
@@ -244,7 +236,7 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
 def speeds(study: Study) -> list[dict[str, Any]]:
     """CPU time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
     path, given = study.work / "decodes" / "speeds.json", study.arguments
-    systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), (NoDrafter, Exact()))}
+    systems: dict[str, Any] = {"greedy": (load_translator(taught(given)).eval(), (NoDrafter, Exact()))}
     for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
         for k in sizes:
             model = study.model(setting, k)
@@ -256,8 +248,7 @@ def draw(results: Path) -> None:
     """Table 1's form on standard output, and the figure, from the CSV files alone."""
     cell = measures(common.read_csv(results / TABLE))
     sizes = sorted({k for _, k, _ in cell})
-    all_columns = [(setting, rule) for setting in SETTINGS for rule in RULES]
-    columns = [each for each in all_columns if any((each[0], k, each[1]) in cell for k in sizes)]
+    columns = [each for each in product(SETTINGS, RULES) if any((each[0], k, each[1]) in cell for k in sizes)]
     lines = []
     for k in sizes:
         found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
@@ -266,8 +257,7 @@ def draw(results: Path) -> None:
     common.table("BLEU / mean accepted block size", ["k", *map(", ".join, columns)], lines)
     shown = {key: row for key, row in cell.items() if "tree" in key[2] or key[2] in ("exact", "greedy")}
     head = ("setting", "k", "drafts", "BLEU", "mean accepted block size")
-    lines = [[*key, *quality(row)] for key, row in shown.items()]
-    common.table("", head, lines)
+    common.table("", head, [[*key, *quality(row)] for key, row in shown.items()])
     if (results / SPEED).exists():
         decodes.speed_table(common.read_csv(results / SPEED))
     decodes.save_figure(results / "stern.png", figure(cell, sizes))

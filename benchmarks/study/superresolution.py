@@ -23,7 +23,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks import common, decodes
-from benchmarks.common import run
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
@@ -52,15 +51,13 @@ def digits() -> np.ndarray:
     """``[images, 8, 8]`` intensities from 0 to 16."""
     from sklearn.datasets import load_digits
 
-    images: np.ndarray = load_digits().images.astype(np.int64)
-    return images
+    return load_digits().images.astype(np.int64)
 
 
 def small(images: np.ndarray) -> np.ndarray:
     """``[images, 8, 8]`` -> ``[images, 4, 4]``: means of 2x2 pixels, rounded half up."""
     halves = images.reshape(len(images), SIDE // 2, 2, SIDE // 2, 2)
-    pooled: np.ndarray = (halves.sum(axis=(2, 4)) + 2) // 4
-    return pooled
+    return (halves.sum(axis=(2, 4)) + 2) // 4
 
 
 def texts_of(images: np.ndarray) -> Texts:
@@ -95,8 +92,7 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **gi
             heads = decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k)
         else:
             heads = new_heads(base, "feed-forward", k)
-        fixed: dict[str, Any] = {"objective": "joint", "warmup_steps": 20, "serving_prompts": 0}
-        chosen = HeadTraining(validation_every=steps, **fixed, **given)
+        chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=steps, serving_prompts=0, **given)
         train_heads(BlockwiseLM(base, heads), *texts, directory, chosen)
 
     common.stage(directory / "heads.json", make)
@@ -110,8 +106,8 @@ def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Any:
         torch.manual_seed(0)
         fixed: dict[str, Any] = {"label_smoothing": 0.0, "validation_every": 100}
         chosen = TranslationTraining(steps=steps, batch_tokens=2 * PIXELS * 64, **fixed)
-        learnt, held_out = (texts_of(part) for part in images[:2])
-        train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), chosen)
+        texts, new = map(texts_of, images[:2]), new_translator(SHAPE, END + 1, END, PAD)
+        train_translation(*texts, work / "base", new, chosen)
 
     common.stage(work / "base" / "model.safetensors", make)
     return load_translator(work / "base").eval()
@@ -223,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

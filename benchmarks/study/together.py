@@ -116,14 +116,13 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
 
         return make
 
-    def lookup(n: int) -> System:
-        return stock(base, MAX_NEW, prompt_lookup_num_tokens=n)
-
     alpha, sizes = {"alpha": ALPHAS}, {"b": JACOBI_BLOCKS}
     found = {
         GREEDY: Entry(STOCK, lambda: stock(base, MAX_NEW)),
         "beam 5": Entry(STOCK, lambda: stock(base, MAX_NEW, 5), exact=False),
-        "prompt lookup": Entry(STOCK, lookup, {"n": (1, 2, 4)}, rows=1),
+        "prompt lookup": Entry(
+            STOCK, lambda n: stock(base, MAX_NEW, prompt_lookup_num_tokens=n), {"n": (1, 2, 4)}, rows=1
+        ),
         "greedy, this loop": Entry(STOCK, lambda: drafted(base, NoDrafter)),
         "PJ": Entry(SANTILLI, pj),
         "PGJ": Entry(SANTILLI, lambda b: pgj(b), sizes),
@@ -220,13 +219,13 @@ def measure(study: Study) -> None:
 
 def counted(found: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
     """Tokens, passes and milliseconds, a line a sentence each, a column a system."""
-    rows: list[dict[str, Any]] = []
+    rows = list[dict[str, Any]]()
     for text in range(len(found[GREEDY].tokens)):
         tokens = {name: len(each.tokens[text]) for name, each in found.items()}
         passes = {name: each.passes[text] for name, each in found.items()}
         ms = {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()}
-        rows += ({"text": text, "what": "tokens"} | tokens, {"text": text, "what": "passes"} | passes)
-        rows.append({"text": text, "what": "ms"} | ms)
+        cells: dict[str, dict[str, Any]] = {"tokens": tokens, "passes": passes, "ms": ms}
+        rows += [{"text": text, "what": what} | each for what, each in cells.items()]
     return rows
 
 
@@ -288,8 +287,7 @@ def main() -> None:
     common.set_up()
     if has_work(arguments):
         common.claim(arguments.work, arguments, MADE_WITH)
-        own = "test limit runs k head_updates width tuned calibrated"
-        common.claim(arguments.work / "together", arguments, own)
+        common.claim(arguments.work / "together", arguments, "test limit runs k head_updates width tuned calibrated")
         measure(Study(arguments))
     draw(arguments.results)
 

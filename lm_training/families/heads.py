@@ -28,7 +28,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.stock_model import BaseModel, Model, Projection
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
@@ -97,29 +97,28 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         stock = BaseModel.of(self.model.base)
         return read_states(stock, False, batch.inputs, batch.sources, batch.mask)[0].flatten(0, 1)
 
-    def logits(self, prediction: int, hidden: Tensor) -> Tensor:
-        """``[n, hidden]`` -> ``[n, tokens]`` of a predictor, 0 being the base model; heads have their shortlist's."""
-        model: BlockwiseLM = self.model
-        if not prediction:
-            return model.projection(hidden)
-        return model.heads.project(prediction - 1, model.heads.alone(prediction - 1, hidden), model.head_projection)
+    def logits(self, prediction: int, hidden: Tensor, short: Projection) -> Tensor:
+        """``[n, hidden]`` -> ``[n, tokens]`` of the base model (0), or of a head over its shortlist, by ``short``."""
+        heads, head = self.model.heads, prediction - 1
+        return heads.project(head, heads.alone(head, hidden), short) if prediction else self.model.projection(hidden)
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``; all in nats."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             hidden = self.hidden(batch).to(self.model.heads.dtype)
         taught = range(int(self.frozen), self.model.num_heads)
-        losses = torch.stack([self._loss(prediction, hidden, batch.labels[prediction]) for prediction in taught])
+        short = self.model.head_projection  # the shortlist's rows are gathered once
+        losses = torch.stack([self._loss(each, hidden, batch.labels[each], short) for each in taught])
         coefficients = torch.as_tensor(self.coefficients[taught.start :], dtype=losses.dtype, device=losses.device)
         base = {} if self.frozen else {"base_loss": losses[0]}
         return {"loss": losses @ coefficients, **base, "head_losses": losses[len(base) :]}
 
-    def _loss(self, prediction: int, hidden: Tensor, labels: Labels) -> Tensor:
-        logits = self.logits(prediction, hidden[labels.positions]).float()
+    def _loss(self, prediction: int, hidden: Tensor, labels: Labels, short: Projection) -> Tensor:
+        logits = self.logits(prediction, hidden[labels.positions], short).float()
         targets = labels.tokens
         if prediction and self.distilled:
             with torch.no_grad():  # a text's states are consecutive rows
-                targets = self.model.head_projection(hidden[labels.positions + prediction]).float().softmax(dim=-1)
+                targets = short(hidden[labels.positions + prediction]).float().softmax(dim=-1)
         return (F.cross_entropy(logits, targets, reduction="none") * labels.weights).sum()
 
     def train(self, mode: bool = True) -> BlockwiseObjective:
@@ -141,11 +140,12 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         count, known = np.zeros(self.model.num_heads), np.zeros(self.model.num_heads)
         loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
         every, lengths = np.ones(len(count), bool), self.validation.texts.lengths - self.validation.texts.prompt_lengths
+        short = self.model.head_projection
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])
             hidden = self.hidden(batch).to(self.model.heads.dtype)
             for prediction, labels in enumerate(batch.labels):
-                logits = self.logits(prediction, hidden[labels.positions]).float()
+                logits = self.logits(prediction, hidden[labels.positions], short).float()
                 loss[prediction] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
                 rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
                 hits[:, prediction] += [int((rank < top).sum()) for top in TOP]

@@ -15,8 +15,9 @@ import pytest
 from safetensors import safe_open
 
 from benchmarks.common import read_csv
-from benchmarks.decodes import Decoded, ended
+from benchmarks.decodes import Decoded
 from latticebpd import Exact, NoDrafter, TopBeta
+from latticebpd.decoding.decode_rows import until_end
 from latticebpd.drafters.masks.mask_network import DRAFTER_CONFIG
 from lm_training.training.training_loop import STATE_WEIGHTS
 from tests.helpers.sentences import sentence_files
@@ -72,8 +73,8 @@ def test_every_run_changes_what_its_name_says_and_the_last_one_all(recipe: Modul
 
 
 def test_texts_end_with_the_first_end_of_text() -> None:
-    assert ended([4, 5, 0, 7, 0], 0) == [4, 5, 0]
-    assert ended([4, 5], 0) == [4, 5]
+    assert until_end([4, 5, 0, 7, 0], frozenset([0])) == [4, 5, 0]
+    assert until_end([4, 5], frozenset([0])) == [4, 5]
 
 
 def test_exact_systems_must_write_greedy_texts_and_lenient_ones_need_not(recipe: ModuleType) -> None:

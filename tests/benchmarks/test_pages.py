@@ -46,7 +46,7 @@ def shown(value: float, low: float, high: float, places: int = 2) -> str:
 @cache
 def replays(name: str = "trees.csv") -> dict[tuple[str, str], np.ndarray]:
     """``[texts, (tokens, calls, verified)]`` by texts and system."""
-    found = trees.counts_of(SMOLLM2 / name, "texts", "system")
+    found = trees.counts_of(read_csv(SMOLLM2 / name), "texts", "system")
     return {key: np.array([each[text] for text in sorted(each)]) for key, each in found.items()}
 
 
@@ -92,10 +92,6 @@ def tree_tasks() -> Cells:
     return [[None, *(f"{efficiency(each[part]):.2f}" for each in systems)] for part in parts]
 
 
-def tree_growth() -> Cells:
-    return [[None, *row[1:]] for row in trees.growth(SMOLLM2 / "trees.csv", SMOLLM2 / "trees-before.csv")]
-
-
 def readme() -> Cells:
     found = {name: each for (of, name), each in replays().items() if of == "spec-bench"}
 
@@ -124,7 +120,7 @@ def readme() -> Cells:
 
 @cache
 def drafted(name: str = "drafters.csv") -> drafters.Counts:
-    return drafters.counted(SMOLLM2 / name)
+    return drafters.counted(read_csv(SMOLLM2 / name))
 
 
 def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
@@ -415,10 +411,10 @@ PAGES: dict[str, list[Table]] = {
     ],
     "benchmarks/smollm2/make.md": [losses],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, lookups],
-    "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks, tree_growth],
+    "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,
-    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 4,
+    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 3,
     "benchmarks/study/kim_recipe.md": [
         WORDS,
         lambda: [*kim_recipe.efficiency_lines(kim_recipe.counted(STUDY))],
@@ -480,7 +476,7 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
             ends = pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1]))
             found.add(tuple(f"{100 * each:.1f}" for each in ends))
     page = (ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8")
-    words = " ".join(page[: page.index("## What more text brings")].split())
+    words = " ".join(page[: page.index("## How many arcs and slots?")].split())
     quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
     assert len(quoted) >= 9
     assert set(quoted) <= found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.smollm2 import drafters, make, more_text, trees
+from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
 from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
@@ -280,3 +280,30 @@ def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest
     assert found == {"sure": 0.8, "keep": 0.9, "longer": 1.5, "novelty": 12.0, "max_ngram": 12}
     copies, mixture = PromptNgramDrafter(), MixtureDrafter(NoDrafter(), NoDrafter())
     assert found == {"sure": mixture.sure, **{name: getattr(copies, name) for name in found if name != "sure"}}
+
+
+def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> None:
+    """Two texts; tokens per call rise by 0.1 an amount, the other system's do not."""
+    calls = np.array([100, 300])
+    counts = {
+        (name, system): np.stack([(1.2 + step * number) * calls, calls, 0 * calls], axis=1)
+        for number, name in enumerate(amounts.AMOUNTS)
+        for system, step in (("tree", 0.1), ("walk", 0.0))
+    }
+    assert amounts.change(counts, "tree") == "+0.100 (+0.100 to +0.100)"
+    assert amounts.change(counts, "tree", "walk") == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
+
+
+def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Texts.of_rows([[5, 6, number] for number in range(9)], [2] * 9)
+    given.save(tmp_path / "train.npz")
+    read = list[object]()
+    monkeypatch.setattr(amounts, "AMOUNTS", {"1k": (2, 1), "3k": (5, 1), "9k": (9, 1)})
+    monkeypatch.setattr(amounts, "own_text", lambda *_: (tmp_path / "train.npz", tmp_path / "held-out.npz"))
+    monkeypatch.setattr(amounts, "latticebpd", lambda *words: read.extend(words))
+    made = amounts.parts(tmp_path, tmp_path)
+    texts = [[row[2] for row, _ in Texts.load(path).items()] for path in made]
+    assert [len(each) for each in texts] == [2, 3, 4]
+    assert sorted(each for part in texts for each in part) == list(range(9))
+    assert read[1] == tmp_path / "held-out.npz"
+    assert read[2:5] == made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib
 import json
@@ -107,22 +106,6 @@ def test_a_weight_is_that_of_the_fewest_calls(
         own = [row for row in rows if row["system"] == system]
         (chosen,) = (row for row in own if row["chosen"])
         assert chosen["tokens_per_call"] == max(row["tokens_per_call"] for row in own)
-
-
-def test_other_heads_foresee_the_same_text(modules: tuple[ModuleType, ...]) -> None:
-    model, other = tiny_model(), tiny_model()
-    other.heads.down.data *= 0.5
-    prompts = Texts.of_rows([[3, 4, 5], [6, 7], [9, 8, 7, 6]], [3, 2, 4])
-    found, texts = collect(model, prompts, CollectOptions(k=4, max_new_tokens=12, context_length=30))
-    again, drawn = (modules[0].redrawn(each, found, texts) for each in (model, other))
-    np.testing.assert_array_equal(again.tokens, found.tokens)
-    np.testing.assert_allclose(again.log_probs, found.log_probs, atol=1e-5)
-    np.testing.assert_allclose(again.entropy, found.entropy, atol=1e-5)
-    assert (drawn.tokens != found.tokens).any()
-    np.testing.assert_allclose(drawn.entropy[:, 0], found.entropy[:, 0], atol=1e-5)  # head 1 is the base model's own
-    assert (np.abs(drawn.entropy[:, 1:] - found.entropy[:, 1:]) > 1e-3).any()
-    for name in ("continuation", "context", "sequence"):  # the text, that of the last lattices too, is the base model's
-        np.testing.assert_array_equal(getattr(drawn, name), getattr(found, name))
 
 
 def test_coverage_is_what_the_shortlist_lacks_and_head_1_is_measured_on_the_same_tokens(
@@ -279,41 +262,6 @@ def test_neural_rescorers_are_counted_at_their_own_weights(
     assert chosen["tokens_per_call"] == pytest.approx(sum(row["tokens"] for row in rows) / calls, abs=1e-6)
 
 
-def test_stages_of_training_are_compared_on_the_same_texts(modules: tuple[ModuleType, ...]) -> None:
-    tables = modules[1]
-    counts = tables.Counts(STUDY / "results")
-    first, *_, last = counts.stages
-    texts = [[(row["task"], row["text"], row["tokens"]) for row in rows] for rows in counts.stages.values()]
-    assert all(each == texts[0] for each in texts)
-    pair = tables.GAINS["16-best, 4-gram"]
-    difference, low, high = tables.gain_difference(counts, first, last, *pair)
-    gains = [counts.gain("all", *pair, counts.stages[updates])[0] for updates in (first, last)]
-    assert difference == pytest.approx(gains[1] - gains[0])
-    assert low < difference < high
-    assert tables.gain_difference(counts, last, last, *pair) == (0, 0, 0)
-
-
-def test_the_package_s_heads_and_n_gram_models_stand_beside_others(modules: tuple[ModuleType, ...]) -> None:
-    kim = modules[0]
-    calls = {"task": "news", "text": 9, "tokens": 60, "vanilla": 50, "1-best:own4": 40, "oracle": 30}
-    calls |= dict.fromkeys(kim.EARLY_SYSTEMS, 45)
-    entropy = {"task": "news", "text": 9, "calls": 50} | {f"h{head}": "1.5" for head in range(1, 10)}
-    counted = {"news": {"calls": [calls], "entropy": [entropy]}}
-    heads, *ngrams = kim.package_rows(counted, heads=True, rescorers=True)
-    (row,) = heads["heads"]
-    assert (row["updates"], row["calls"], row["h9"], row["16-best:g4"]) == (kim.UPDATES, 50, "1.5", 45)
-    found = {row["rescorer"]: row["1-best"] for each in ngrams for row in each["rescorers"]}
-    assert found == {"4-gram": 45, "own 4-gram": 40}
-    assert kim.package_rows(counted, heads=False, rescorers=False) == []
-
-
-def test_heads_are_named(modules: tuple[ModuleType, ...]) -> None:
-    assert modules[0].named("10=heads/a=b") == ("10", "heads/a=b")
-    for wrong in ("10", "=heads", "10="):
-        with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=VALUE"):
-            modules[0].named(wrong)
-
-
 def test_texts_that_share_words_with_training_prompts_are_refused(modules: tuple[ModuleType, ...]) -> None:
     tasks = modules[2]
 
@@ -364,7 +312,7 @@ def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) 
 def test_one_task_is_counted_and_printed_alone(
     modules: tuple[ModuleType, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a task's stored counts on; there are no correlations across one task, and no counts of other heads."""
+    """From a task's stored counts on; there are no correlations across one task."""
     kim, tables, _ = modules
     counts = tables.Counts(STUDY / "results", ("lambada",))
     kinds = (

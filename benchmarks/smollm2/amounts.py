@@ -1,0 +1,175 @@
+"""Heads of SmolLM2-135M-Instruct that learn from more and more of its text: what is rescoring worth at each strength?
+
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --join           # further texts -> WORK/more.npz
+    python -m benchmarks.smollm2.amounts --data DIR --work WORK -o amounts.csv     # all of it; resumes
+    python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
+
+New heads learn from the first 303, 909, 2,727 and from all 8,182 of the model's own answers in a random order, and so
+does a 4-gram model.  Each set of heads is rescored by the 4-gram of its own texts and by the package's, which has read
+all of them and people's text; weights and calibrations are each one's own (`drafters.py`).  Replayed are the answers to
+130 questions.  Rows of slots count right tokens and positions instead of tokens and calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+import fst
+from benchmarks import common
+from benchmarks.common import latticebpd, read_csv, stage, table, write_csv
+from benchmarks.decodes import draw_band
+from benchmarks.smollm2 import drafters, trees
+from benchmarks.smollm2.make import END, HEAD_WEIGHTS, MODEL, own_text
+from latticebpd.lattices.texts import Texts
+from latticebpd.report.theme import STYLE
+from latticebpd.target.catalogue import resolved
+
+AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
+"""Texts, and updates of 10 texts, by the tokens that heads learn."""
+TRAINING = (
+    f"--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights {HEAD_WEIGHTS} "
+    "--learning-rate 2e-3 --warmup-steps 50 --batch-size 10 --validation-every 300 --checkpoint-every 50 "
+    "--serving-prompts 0"
+)
+OWN = ", own 4-gram"
+PAIRS = (
+    ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
+    ("64 tree, 4-gram", "64 tree"), ("16 calibrated, no text", "16 drafter calibrated"),
+    ("64 calibrated, no text", "64 drafter calibrated"),
+)  # fmt: skip
+"""With a 4-gram, and without."""
+OTHERS = (("16 tree", "walk"), ("16 calibrated", "16 calibrated, no text"))
+SYSTEMS = ("walk", *(each for pair in PAIRS for each in pair[::-1]), "16 calibrated", "64 calibrated", "oracle")
+SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k in (1, 16, 64)}
+
+
+# ---------------------------------------------------------------- heads and n-gram models
+def parts(work: Path, data: Path) -> list[Path]:
+    """Texts that amount to each number of them, one file after the other, with hidden states next to them."""
+    given = Texts.load(own_text(work, data, None, [work / "more.npz"])[0])
+    order, ends = np.random.default_rng(0).permutation(len(given)).tolist(), [count for count, _ in AMOUNTS.values()]
+    made = [work / "amounts" / f"texts-{end}.npz" for end in ends]
+    for path, (begin, end) in zip(made, pairwise((0, *ends)), strict=True):
+        stage(path, partial(given.chosen(order[begin:end]).save, path))
+    latticebpd("train hidden", work / "held-out.npz", *made, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
+    return made
+
+
+def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
+    """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
+    home, trained = work / "amounts" / name, work / "amounts" / f"{name}-heads"
+    held_out = ("--validation", work / "held-out.npz", f"--model {MODEL} --steps {AMOUNTS[name][1]} -o", trained)
+    latticebpd("train heads", *texts, TRAINING, *held_out)
+    home.mkdir(exist_ok=True)
+    for file in Path(resolved(MODEL)).iterdir():
+        if not file.name.startswith("lm.") and not (link := home / file.name).exists():
+            link.symlink_to(trained / file.name if file.name.startswith("heads.") else file)
+    return home
+
+
+def ngram_model(texts: Sequence[Path]) -> Path:
+    """The 4-gram of the texts; 4-grams that occur once are left out."""
+    corpus, model = texts[-1].with_suffix(".npy"), texts[-1].with_suffix(".fst")
+    stage(corpus, lambda: np.save(corpus, Texts.joined([*map(Texts.load, texts)]).corpus(END, 3).astype(np.uint16)))
+    tokenizer = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json")
+    options = f"--order 4 --end-of-text {END} --min-count 1,1,1,2 -o"
+    return stage(model, partial(latticebpd, "lm train", corpus, *tokenizer, options, model))
+
+
+def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
+    fit, asked = drafters.lattices_of(work, name, "--model", heads(work, texts, name), "-k 64")
+    lm, own = (fst.NgramModel.load(path) for path in (Path(resolved(MODEL)) / "lm.fst", ngram_model(texts)))
+    rescored = {one for one, _ in PAIRS}
+    made = {system: each for system, each in drafters.strategies(fit, lm).items() if system in SYSTEMS}
+    made |= {f"{system}{OWN}": each for system, each in drafters.strategies(fit, own).items() if system in rescored}
+    rows, answers = list[dict[str, Any]](), [*trees.answers(asked)]
+    for number, lattices in enumerate(trees.narrowed(answer.lattices) for answer in answers):
+        for system, (slot, k) in SLOTS.items():
+            wanted = lattices.continuation[:, slot - 1 : slot]
+            right = (lattices.tokens[:, slot - 1, :k] == wanted) & (wanted >= 0)
+            counts = (name, number, system, int(right.sum()), int((wanted >= 0).sum()), k)
+            rows.append(dict(zip(("drafter", *trees.COLUMNS), counts, strict=True)))
+    write_csv(output, [*drafters.replayed(name, answers, made), *rows])
+
+
+def measured(given: argparse.Namespace) -> list[dict[str, str]]:
+    texts, rows = parts(given.work, given.data), list[dict[str, str]]()
+    stage(given.work / drafters.QUESTIONS, partial(drafters.questions, given.work, given.data))
+    for count, name in enumerate(AMOUNTS, 1):
+        file = given.work / "replays" / f"{name}.csv"
+        rows += read_csv(stage(file, partial(replay, given.work, name, texts[:count], file)))
+    return rows
+
+
+# ---------------------------------------------------------------- tables
+def change(counts: drafters.Counts, one: str, other: str | None = None) -> str:
+    """What three times the text change in tokens per call, or in the gain over another system in percentage points: the
+    slope of a straight line through the amounts."""
+
+    def efficiencies(system: str, drawn: np.ndarray) -> np.ndarray:
+        found = [counts[name, system][drawn].sum(axis=-2) for name in AMOUNTS]
+        return np.stack([each[..., 0] / each[..., 1] for each in found], axis=-1)
+
+    def measure(drawn: np.ndarray) -> np.ndarray:
+        values, at = efficiencies(one, drawn), np.arange(len(AMOUNTS)) - (len(AMOUNTS) - 1) / 2
+        if other is not None:
+            values = 100 * (values / efficiencies(other, drawn) - 1)
+        return values @ at / (at @ at)
+
+    places = 3 if other is None else 1
+    return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(counts["51k", one])), p=places)
+
+
+def system_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
+    """Tokens per call, or how often slots are right, with each set of heads; what three times the text add."""
+    return [
+        [each, *(trees.efficiency(counts[name, each])[0] for name in AMOUNTS), change(counts, each)] for each in systems
+    ]
+
+
+def gain_lines(counts: drafters.Counts) -> list[list[str]]:
+    """What a step gains with each set of heads, and how three times the text change that."""
+    lines = []
+    for one, other in (*PAIRS, *((f"{one}{OWN}", other) for one, other in PAIRS), *OTHERS):
+        gains = (trees.gain(counts[name, one], counts[name, other]) for name in AMOUNTS)
+        lines.append([f"{one} over {other}", *gains, change(counts, one, other)])
+    return lines
+
+
+@rc_context(STYLE)
+def figure(counts: drafters.Counts) -> Figure:
+    """What rescoring gains by the amount of text, with the package's 4-gram and with that of the same text."""
+    drawn = Figure(figsize=(10, 3.8), layout="constrained")
+    for own, axes in zip(("", OWN), drawn.subplots(1, 2, sharey=True), strict=True):
+        for number, (one, other) in enumerate((*PAIRS[:3], PAIRS[4])):
+            gains = [100 * np.array(trees.gained(counts[name, one + own], counts[name, other])) for name in AMOUNTS]
+            draw_band(axes, [1e3 * int(name[:-1]) for name in AMOUNTS], gains, f"{one} over {other}", number)
+        axes.set(xscale="log", xlabel="tokens that heads learn", ylim=0, title=own[2:] or "the package's 4-gram")
+    drawn.axes[0].set(ylabel="gain, %")
+    drawn.axes[0].legend(fontsize=8)
+    return drawn
+
+
+def main() -> None:
+    parser = common.options(__doc__, whole=True)
+    parser.add_argument("--data", type=Path, help="folder of the sources that prompts.py names, and of Spec-Bench")
+    parser.add_argument("--work", type=Path, help="folder of all results, with more.npz of more_text.py in it")
+    counts, head = drafters.counted(common.recorded(parser, measured)), (*AMOUNTS, "three times the text")
+    table("tokens per call", ("system", *head), system_lines(counts, SYSTEMS))
+    table("gains; their change in percentage points", ("pair", *head), gain_lines(counts))
+    table("share of right tokens", ("slot", *head), system_lines(counts, [*SLOTS]))
+    given = parser.parse_args()
+    figure(counts).savefig((given.table or given.output).with_suffix(".png"), dpi=150)
+
+
+if __name__ == "__main__":
+    main()
