@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,10 +87,14 @@ class _Words:
         self.symbols: list[str] | None = None
 
     def number(self, encoded: list[bytes]) -> list[int]:
-        if self.vocab is None and all(_is_id(word) for word in encoded):
+        # Ids are words in canonical decimal form, short enough to be ones.
+        if self.vocab is None and all(re.fullmatch(rb"0|[1-9][0-9]{0,9}", word) for word in encoded):
             self.tokens = [int(word) for word in encoded]
             return self.tokens
-        words = [_decoded(word) for word in encoded]
+        try:
+            words = [word.decode() for word in encoded]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected words in UTF-8, got {error.object!r} in the unigrams") from None
         if self.vocab is None:
             self.tokens, self.symbols = list(range(len(words))), words
             return self.tokens
@@ -104,18 +109,6 @@ class _Words:
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens
-
-
-def _is_id(word: bytes) -> bool:
-    """Whether a word is an id in canonical decimal form, and short enough to be one."""
-    return word.isdigit() and len(word) <= 10 and (word == b"0" or not word.startswith(b"0"))
-
-
-def _decoded(word: bytes) -> str:
-    try:
-        return word.decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"expected words in UTF-8, got {word!r} in the unigrams") from None
 
 
 def write_arpa(

@@ -24,6 +24,7 @@ import numpy as np
 from fst import _core
 from fst.const_file import ALIGNMENT, ARC, STATE, Records
 from fst.files import release
+from fst.printable import expect
 from fst.table import BOS, EOS, UNK, NgramTable
 
 LOG_ZERO = -1000.0
@@ -64,19 +65,16 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
     where a context is missing or a number is not finite.
     """
     num_tokens = max(int(table.ngrams[0].max(initial=-1)) + 1, len(table.symbols or []))
-    if num_tokens > LARGEST_TOKEN + 1:
-        raise ValueError(f"expected token ids of at most {LARGEST_TOKEN}, got {num_tokens - 1}")
+    expect(num_tokens <= LARGEST_TOKEN + 1, f"token ids of at most {LARGEST_TOKEN}", num_tokens - 1)
     unk_label = num_tokens + 1 if (table.ngrams[0] == UNK).any() else 0
     builder = _core.AutomatonBuilder()
     for order, columns in enumerate(zip(table.ngrams, table.log_probs, table.backoffs, strict=True), 1):
         for begin in range(0, len(columns[0]), PIECE):
             rows, log_probs, backoffs = (column[begin : begin + PIECE] for column in columns)
-            if (rows < UNK).any() or (rows == -1).any():
-                wanted = f"token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}"
-                raise ValueError(f"order {order}: expected {wanted}, got others")
-            if rows.max() >= num_tokens:
-                wanted = f"tokens of the unigrams, whose highest id is {num_tokens - 1}"
-                raise ValueError(f"order {order}: expected {wanted}, got {rows.max()}")
+            wanted = f"token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}"
+            expect(((rows >= UNK) & (rows != -1)).all(), wanted, "others", of=f"order {order}")
+            wanted = f"tokens of the unigrams, whose highest id is {num_tokens - 1}"
+            expect(rows.max() < num_tokens, wanted, rows.max(), of=f"order {order}")
             if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
                 wanted = "<s> only at the beginning of an n-gram and </s> only at its end"
                 raise ValueError(f"order {order}: expected {wanted}")
@@ -122,8 +120,8 @@ def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
     differ = labels != arcs["olabel"]
     if differ.any():
         marks = np.unique(labels[differ])
-        if len(marks) > 1 or arcs["olabel"][differ].any():
-            raise ValueError("expected an acceptor, got a transducer; project it with fstproject")
+        one_to_epsilon = len(marks) == 1 and not arcs["olabel"][differ].any()
+        expect(one_to_epsilon, "an acceptor", "a transducer", "project it with fstproject")
         labels[labels == marks[0]] = 0
     source = np.repeat(np.arange(len(states)), narcs)
     if not (differ.any() or ((np.diff(labels) < 0) & (np.diff(source) == 0)).any()):

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fst import _core
+from fst.printable import expect
 
 STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("narcs", "<u4"), ("niepsilons", "<u4"), ("noepsilons", "<u4")])
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("nextstate", "<i4")])
@@ -119,9 +120,8 @@ class _Cursor:
 
     def text(self) -> str:
         (length,) = self.take("<i")
-        if length < 0:
-            wanted = "expected the length of a string"
-            raise ValueError(f"{self.path}: byte {self.offset - 4}: {wanted}, got {length}; the file is damaged")
+        place = f"{self.path}: byte {self.offset - 4}"
+        expect(length >= 0, "the length of a string", length, "the file is damaged", of=place)
         self.need(length)
         self.offset += length
         try:
@@ -137,12 +137,6 @@ class _Cursor:
             )
 
 
-def is_fst(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as OpenFst's do."""
-    with open(path, "rb") as file:
-        return file.read(4) == struct.pack("<i", MAGIC)
-
-
 def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     """Read a ``const`` or ``vector`` file over the tropical semiring.
 
@@ -150,18 +144,15 @@ def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     Raises ValueError for other kinds of FST and for sizes that the file cannot hold.
     """
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise ValueError(f"{path}: expected an OpenFst file, got an empty one")
-        data = Mapping(file.fileno(), 0, access=ACCESS_READ) if mmap else file.read()
-    return parse_fst(data, str(path))
+        expect(os.fstat(file.fileno()).st_size, "an OpenFst file", "an empty one", of=path)
+        return parse_fst(Mapping(file.fileno(), 0, access=ACCESS_READ) if mmap else file.read(), str(path))
 
 
 def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
     """The automaton in the bytes of a file; ``path`` opens every message of an error."""
     cursor = _Cursor(data, path)
     (magic,) = cursor.take("<i")
-    if magic != MAGIC:
-        raise ValueError(f"{path}: expected OpenFst's magic number {MAGIC}, got {magic}; is this an FST?")
+    expect(magic == MAGIC, f"OpenFst's magic number {MAGIC}", magic, "is this an FST?", of=path)
     fst_type, arc_type = cursor.text(), cursor.text()
     version, flags, properties, start, num_states, num_arcs = cursor.take("<iiQqqq")
     if arc_type != "standard":
@@ -171,8 +162,7 @@ def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
     if versions is None:
         got = f"{fst_type[:40]!r}; convert it with fstconvert --fst_type=const"
         raise ValueError(f"{path}: expected a const FST, got {got}")
-    if version not in versions:
-        raise ValueError(f"{path}: expected version {versions[-1]} of the {fst_type} type, got {version}")
+    expect(version in versions, f"version {versions[-1]} of the {fst_type} type", version, of=path)
     symbols = _read_symbols(cursor) if flags & HAS_INPUT_SYMBOLS else None
     if flags & HAS_OUTPUT_SYMBOLS:
         _read_symbols(cursor)
@@ -182,17 +172,15 @@ def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
         arcs = _records(cursor, ARC, num_arcs, aligned)
     else:
         states, arcs = _read_vector(cursor, num_states)
-    if not 0 <= start < len(states):
-        got = f"{start}; an empty automaton is no language model"
-        raise ValueError(f"{path}: expected a start state below {len(states)}, got {got}")
+    remedy = "an empty automaton is no language model"
+    expect(0 <= start < len(states), f"a start state below {len(states)}", start, remedy, of=path)
     return FstFile(states, arcs, start, symbols, properties)
 
 
 def _read_symbols(cursor: _Cursor) -> Symbols:
     (magic,) = cursor.take("<i")
-    if magic != SYMBOLS_MAGIC:
-        at = f"{cursor.path}: byte {cursor.offset - 4}"
-        raise ValueError(f"{at}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}")
+    place = f"{cursor.path}: byte {cursor.offset - 4}"
+    expect(magic == SYMBOLS_MAGIC, f"a symbol table ({SYMBOLS_MAGIC})", magic, of=place)
     name = cursor.text()
     _, count = cursor.take("<qq")
     try:
@@ -205,9 +193,8 @@ def _read_symbols(cursor: _Cursor) -> Symbols:
 def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: bool) -> Records:
     if aligned:
         cursor.offset += -cursor.offset % ALIGNMENT
-    if not 0 <= count < 2**32:
-        wanted = "a number of states and arcs below 2^32"
-        raise ValueError(f"{cursor.path}: expected {wanted}, got {count}; the header is damaged")
+    wanted = "a number of states and arcs below 2^32"
+    expect(0 <= count < 2**32, wanted, count, "the header is damaged", of=cursor.path)
     cursor.need(count * dtype.itemsize)
     records = np.frombuffer(cursor.data, dtype, count, cursor.offset) if count else np.empty(0, dtype)
     cursor.offset += count * dtype.itemsize
@@ -217,20 +204,16 @@ def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: boo
 def _read_vector(cursor: _Cursor, num_states: int) -> tuple[Records, Records]:
     """The states of a ``vector`` file one after another; a negative number of them means: up to the end of the file."""
     finals: list[float] = []
-    counts: list[int] = []
-    epsilons: list[int] = []
     rows: list[Records] = []
     while len(finals) != num_states and not (num_states < 0 and cursor.offset == len(cursor.data)):
         final, count = cursor.take("<fq")
-        rows.append(_records(cursor, ARC, count, aligned=False))
         finals.append(final)
-        counts.append(count)
-        epsilons.append(int(np.count_nonzero(rows[-1]["ilabel"] == 0)))
+        rows.append(_records(cursor, ARC, count, aligned=False))
     states = np.zeros(len(finals), STATE)
-    states["final"], states["narcs"] = finals, counts
-    states["niepsilons"] = states["noepsilons"] = epsilons
+    states["final"], states["narcs"] = finals, list(map(len, rows))
+    states["niepsilons"] = states["noepsilons"] = [np.count_nonzero(arcs["ilabel"] == 0) for arcs in rows]
     states["pos"] = np.cumsum(states["narcs"]) - states["narcs"]
-    return states, np.concatenate(rows) if rows else np.empty(0, ARC)
+    return states, np.concatenate([np.empty(0, ARC), *rows])
 
 
 SymbolTable = tuple[str, dict[int, str]]

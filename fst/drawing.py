@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fst.lattices import slots_of
-from fst.printable import printable
+from fst.printable import expect, printable
 
 MOST_ARCS = 500
 """Larger pictures are refused."""
@@ -46,9 +46,7 @@ def lattice_svg(
         after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are
             shown after the original ones.
     """
-    if most < 1:
-        raise ValueError(f"expected at least 1 arc of each slot to draw, got {most}")
-    name = symbols if callable(symbols) else _namer(symbols)
+    expect(most >= 1, "at least 1 arc of each slot to draw", most)
     ids, before = np.asarray(tokens), np.asarray(log_probs, dtype=np.float64)
     weights = before if after is None else np.asarray(after, dtype=np.float64)
     slots = []
@@ -57,14 +55,14 @@ def lattice_svg(
         weight_of = dict(zip(ids[slot].tolist(), weights[slot].tolist(), strict=True))
         later = {} if after is None else weight_of
         ranked = [
-            _Arc(token, name(token), log_prob, later.get(token), rank, token == wanted[0], token == wanted[1])
+            _Arc(token, _word(symbols, token), log_prob, later.get(token), rank, token == wanted[0], token == wanted[1])
             for rank, (token, log_prob) in enumerate(sorted(arcs, key=lambda arc: (-weight_of[arc[0]], arc[0])))
         ]
         extra = [arc for arc in ranked[most:] if arc.right or arc.drafted]
         room = most - len(extra)
         slots.append([*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < room), *extra])
-    if (total := sum(map(len, slots))) > MOST_ARCS:
-        raise ValueError(f"expected at most {MOST_ARCS} arcs to draw, got {total}; shorten the lattice")
+    total = sum(map(len, slots))
+    expect(total <= MOST_ARCS, f"at most {MOST_ARCS} arcs to draw", total, "shorten the lattice")
     slot_width = SLOT_WIDTH if after is None else SLOT_WIDTH + 44
     height = 2 * MARGIN + ROW_HEIGHT * max(map(len, slots), default=1)
     width = 2 * (MARGIN + RADIUS) + slot_width * len(slots)
@@ -73,8 +71,8 @@ def lattice_svg(
     for slot, drawn in enumerate(slots):
         left = MARGIN + RADIUS + slot_width * slot
         top = middle - ROW_HEIGHT * (len(drawn) - 1) / 2 + 5
-        for row, arc in enumerate(drawn):
-            lines.append(_svg_arc(arc, left, left + slot_width, middle, top + ROW_HEIGHT * row))
+        right_end = left + slot_width
+        lines += [_svg_arc(arc, left, right_end, middle, top + ROW_HEIGHT * row) for row, arc in enumerate(drawn)]
     for state in range(len(slots) + 1):
         x = MARGIN + RADIUS + slot_width * state
         rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
@@ -130,8 +128,7 @@ def _svg_arc(arc: _Arc, left: float, right: float, middle: float, y: float) -> s
     )
 
 
-def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
-    def name(token: int) -> str:
-        return symbols[token] if symbols is not None and token < len(symbols) and symbols[token] else str(token)
-
-    return name
+def _word(symbols: Sequence[str] | Callable[[int], str] | None, token: int) -> str:
+    if callable(symbols):
+        return symbols(token)
+    return symbols[token] if symbols is not None and token < len(symbols) and symbols[token] else str(token)

@@ -19,6 +19,7 @@ from fst._core import LARGEST_WEIGHT
 from fst.automaton import LARGEST_TOKEN
 from fst.const_file import FstFile
 from fst.openfst import records_of, refuse_transducer
+from fst.printable import expect
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -30,16 +31,13 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
     tokens, log_probs: ``[slots, k]``.
     """
     token_array, log_prob_array = np.asarray(tokens), np.asarray(log_probs, np.float64)
-    if token_array.ndim != 2 or token_array.shape != log_prob_array.shape:
-        got = f"{token_array.shape} and {log_prob_array.shape}"
-        raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {got}")
-    if token_array.dtype.kind not in "iu":
-        raise ValueError(f"expected tokens as integers, got {token_array.dtype}")
+    shapes = token_array.shape, log_prob_array.shape
+    fits = token_array.ndim == 2 and shapes[0] == shapes[1]
+    expect(fits, "tokens and log_probs of one shape [slots, k]", f"{shapes[0]} and {shapes[1]}")
+    expect(token_array.dtype.kind in "iu", "tokens as integers", token_array.dtype)
     slots = []
-    for slot, (slot_tokens, slot_log_probs) in enumerate(
-        zip(token_array.tolist(), log_prob_array.tolist(), strict=True)
-    ):
-        arcs = [(token, log_prob) for token, log_prob in zip(slot_tokens, slot_log_probs, strict=True) if token != -1]
+    for slot, padded in enumerate(map(zip, token_array.tolist(), log_prob_array.tolist())):
+        arcs = [(token, log_prob) for token, log_prob in padded if token != -1]
         for token, log_prob in arcs:
             if not 0 <= token <= LARGEST_TOKEN:
                 wanted = f"token ids from 0 to {LARGEST_TOKEN}, or -1 as padding"
@@ -64,11 +62,9 @@ def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_])
     """
     *batch, slots, k = arcs.shape
     values = np.asarray(transitions)
-    if values.shape != (*batch, max(slots - 1, 0), k, k):
-        names = "[n, slots - 1, k, k]" if batch else "[slots - 1, k, k]"
-        raise ValueError(f"expected transitions {names} {(*batch, max(slots - 1, 0), k, k)}, got {values.shape}")
-    if values.dtype.kind not in "fiu":
-        raise ValueError(f"expected real transitions, got {values.dtype}")
+    names, shape = "[n, slots - 1, k, k]" if batch else "[slots - 1, k, k]", (*batch, max(slots - 1, 0), k, k)
+    expect(values.shape == shape, f"transitions {names} {shape}", values.shape)
+    expect(values.dtype.kind in "fiu", "real transitions", values.dtype)
     with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
         gains = np.ascontiguousarray(values, values.dtype if values.dtype == np.float16 else np.float32)
     least, most = -LARGEST_WEIGHT, LARGEST_WEIGHT
@@ -101,13 +97,9 @@ def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, 
     layer = {file.start: 0}  # states, each with its column of the slot before
     slots: list[tuple[list[int], dict[tuple[int, int], float]]] = []  # the tokens, the weight from each column to each
     visited = {file.start}
-    while True:
-        arcs = _arcs_of_layer(file, layer)
-        if not arcs:
-            break
-        if any(finals[state] > -np.inf for state in layer):
-            state = next(state for state in layer if finals[state] > -np.inf)
-            raise ValueError(f"expected all paths of one length, got state {state} that is final and has arcs")
+    while arcs := _arcs_of_layer(file, layer):
+        if ends := [state for state in layer if finals[state] > -np.inf]:
+            raise ValueError(f"expected all paths of one length, got state {ends[0]} that is final and has arcs")
         targets = {target for _, _, target, _ in arcs}
         if again := targets & visited:
             raise ValueError(
@@ -144,8 +136,7 @@ def _arcs_of_layer(file: FstFile, layer: dict[int, int]) -> list[tuple[int, int,
             raise ValueError(f"expected labels above 0, got 0 at state {state}; remove epsilons with rmepsilon")
         if len(np.unique(rows["ilabel"])) < len(rows):
             raise ValueError(f"expected every label once in a slot, got one twice at state {state}; determinize it")
-        for label, _, weight, target in rows.tolist():
-            arcs.append((state, label, target, -weight))
+        arcs += [(state, label, target, -weight) for label, _, weight, target in rows.tolist()]
     return arcs
 
 

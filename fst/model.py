@@ -16,7 +16,7 @@ from fst import _core, const_file
 from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
 from fst.automaton import MAX_ORDER, Automaton, most_labels
-from fst.const_file import FstFile, Records, Symbols
+from fst.const_file import FstFile, Records, Symbols, SymbolTable
 from fst.files import replacing
 from fst.openfst import records_of, to_openfst
 from fst.processors import ignore
@@ -83,8 +83,10 @@ class NgramModel:
         memory instead. Raises ValueError for other files, with the way out.
         """
         path = Path(path)
-        if not const_file.is_fst(path):
-            _refuse_unreadable(path)
+        with open(path, "rb") as file:
+            head = file.read(64)
+        if not head.startswith(const_file.MAGIC.to_bytes(4, "little")):
+            _refuse_unreadable(path, head)
             return cls.from_arpa(path)
         try:
             model = cls._from_file(const_file.read_fst(path, mmap))
@@ -150,7 +152,7 @@ class NgramModel:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             file.writelines(const_file.const_blocks(self.states, self.arcs, self.start_state, self._symbols()))
 
-    def _symbols(self) -> const_file.SymbolTable:
+    def _symbols(self) -> SymbolTable:
         labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
         tokens = (labels[labels != self.unk_label] - 1).tolist()
         return _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
@@ -222,9 +224,7 @@ def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]
     return _write(output, builder, symbols)
 
 
-def _write(
-    output: str | os.PathLike[str], builder: _core.AutomatonBuilder, symbols: const_file.SymbolTable
-) -> list[int]:
+def _write(output: str | os.PathLike[str], builder: _core.AutomatonBuilder, symbols: SymbolTable) -> list[int]:
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, symbols))
         builder.write(file.write)
@@ -260,7 +260,7 @@ def arpa_to_fst(
 
 def _symbols_to_embed(
     tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None
-) -> tuple[str, dict[int, str]]:
+) -> SymbolTable:
     """The name of the embedded table and the symbol of every label: OpenFst wants all of them listed, ids as well."""
     if symbols is None:
         of_label = {token + 1: str(token) for token in tokens}
@@ -308,9 +308,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
     if name == TOKEN_IDS:
         return None, unk_label, fingerprint or None
     words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
-    largest = max(words, default=0)
-    if min(words, default=1) < 0 or largest > most_labels(len(words)):
-        most = most_labels(len(words))
+    largest, most = max(words, default=0), most_labels(len(words))
+    if min(words, default=1) < 0 or largest > most:
         raise ValueError(f"expected symbols with labels from 0 to {most}, got {min(words)} to {largest}")
     if len(set(words.values())) < len(words):
         word, count = Counter(words.values()).most_common(1)[0]
@@ -340,10 +339,8 @@ def _unigram_state(states: Records, arcs: Records, start: int) -> int:
     raise ValueError("expected backoff arcs that end in the unigram state, got a cycle; this is no backoff model")
 
 
-def _refuse_unreadable(path: Path) -> None:
-    """Name the formats that are easily mistaken for ones we read."""
-    with open(path, "rb") as file:
-        head = file.read(64)
+def _refuse_unreadable(path: Path, head: bytes) -> None:
+    """Name the formats that are easily mistaken for ones we read; head: how the file begins."""
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         raise ValueError(
             f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words alone; "

@@ -13,6 +13,7 @@ import pynini
 import pywrapfst
 
 from fst.const_file import FstFile, Records, SymbolTable, const_blocks, parse_fst
+from fst.printable import expect
 
 
 def is_openfst(candidate: object) -> bool:
@@ -22,13 +23,10 @@ def is_openfst(candidate: object) -> bool:
 
 def records_of(automaton: Any) -> FstFile:
     """The states and arcs of an automaton; ValueError for other objects and semirings, NaN and negative labels."""
-    if not is_openfst(automaton):
-        raise ValueError(f"expected an FST of pynini or pywrapfst, got {type(automaton).__name__}")
-    if automaton.arc_type() != "standard":
-        got = f"arc type {automaton.arc_type()}; use arcmap to convert them"
-        raise ValueError(f"expected tropical weights (arc type standard), got {got}")
-    if automaton.start() < 0:
-        raise ValueError("expected an automaton with paths, got one without a start state")
+    expect(is_openfst(automaton), "an FST of pynini or pywrapfst", type(automaton).__name__)
+    wanted, kind = "tropical weights (arc type standard)", automaton.arc_type()
+    expect(kind == "standard", wanted, f"arc type {kind}", "use arcmap to convert them")
+    expect(automaton.start() >= 0, "an automaton with paths", "one without a start state")
     file = parse_fst(pywrapfst.convert(automaton, "const").write_to_string(), "FST")
     arcs, states = file.arcs, file.states
     _refuse(file, arcs["ilabel"] < 0, "expected labels of 0 and above, got {arc[ilabel]} at state {state}")

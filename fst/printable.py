@@ -1,10 +1,17 @@
-"""Foreign text without what terminals obey and XML forbids."""
+"""What users read: errors in one form, and foreign text without what terminals obey and XML forbids."""
 
 from __future__ import annotations
 
 import re
 
 _UNPRINTABLE = re.compile(r"[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def expect(fits: object, expected: str, got: object = "none", remedy: str = "", *, of: object = "") -> None:
+    """ValueError "expected …, got …; …" unless ``fits`` is true; ``of``: the file, or the part, that is wrong."""
+    if not fits:
+        begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
+        raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
 
 
 def printable(text: str) -> str:

@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from fst import _core
 from fst.lattices import Floats, Ints
 from fst.model import NgramModel
+from fst.printable import expect
 from fst.processors import available_processors
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
@@ -71,8 +72,7 @@ def nbest_paths(
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    paths, scores, _ = _core.nbest(lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
-    return paths, scores
+    return _core.nbest(lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)[:2]
 
 
 def nbest_paths_batch(
@@ -114,10 +114,8 @@ def best_first_tree(
     root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    nodes, parents, path_log_probs, _ = _core.tree(
-        lattice, _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
-    )
-    return nodes, parents, path_log_probs
+    nodes = _count("num_nodes", num_nodes)
+    return _core.tree(lattice, _model(lm, alpha), nodes, alpha, _ids(context, np.int64), 1)[:3]
 
 
 def best_first_tree_batch(
@@ -173,8 +171,7 @@ def calibrated_tree_batch(
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     table = np.asarray(weights, np.float64)
-    if table.ndim != 2 or table.shape[1] != len(FEATURES):
-        raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
+    expect(table.ndim == 2 and table.shape[1] == len(FEATURES), f"weights [slots, {len(FEATURES)}]", table.shape)
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(lattices[0]))
     return _core.calibrated_tree(lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
@@ -252,12 +249,9 @@ def _model(lm: NgramModel | None, alpha: float) -> _core.Model | None:
 
 
 def _threads(threads: int | None) -> int:
-    if threads is None:
-        return available_processors()
-    return _count("threads", threads)
+    return available_processors() if threads is None else _count("threads", threads)
 
 
 def _count(name: str, value: int) -> int:
-    if not 1 <= value <= LARGEST_COUNT:
-        raise ValueError(f"expected {name} from 1 to 2^31 - 1, got {value}")
+    expect(1 <= value <= LARGEST_COUNT, f"{name} from 1 to 2^31 - 1", value)
     return value

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fst.printable import expect
+
 BOS = -2
 """``<s>``: only ever the first token of an n-gram."""
 EOS = -3
@@ -37,18 +39,14 @@ class NgramTable:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.ngrams) == len(self.log_probs) == len(self.backoffs) >= 1:
-            raise ValueError(
-                "expected one array of ngrams, log_probs and backoffs for each of at least one order, "
-                f"got {len(self.ngrams)}, {len(self.log_probs)} and {len(self.backoffs)}"
-            )
+        counts = len(self.ngrams), len(self.log_probs), len(self.backoffs)
+        wanted = "one array of ngrams, log_probs and backoffs for each of at least one order"
+        expect(counts[0] == counts[1] == counts[2] >= 1, wanted, f"{counts[0]}, {counts[1]} and {counts[2]}")
         columns = zip(self.ngrams, self.log_probs, self.backoffs, strict=True)
         for order, (rows, log_probs, backoffs) in enumerate(columns, 1):
-            if rows.shape[1:] != (order,) or not log_probs.shape == backoffs.shape == rows.shape[:1]:
-                raise ValueError(
-                    f"order {order}: expected ngrams [n, {order}], log_probs [n] and backoffs [n], "
-                    f"got {rows.shape}, {log_probs.shape} and {backoffs.shape}"
-                )
+            fits = rows.shape[1:] == (order,) and log_probs.shape == backoffs.shape == rows.shape[:1]
+            wanted = f"ngrams [n, {order}], log_probs [n] and backoffs [n]"
+            expect(fits, wanted, f"{rows.shape}, {log_probs.shape} and {backoffs.shape}", of=f"order {order}")
 
     @property
     def order(self) -> int:

@@ -34,6 +34,7 @@ from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE, FstFile
 from fst.lattices import Floats, Ints, checked_transitions, slots_of
 from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
 from fst.openfst import records_of, refuse_transducer, to_openfst
+from fst.printable import expect
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +72,9 @@ class Lattice:
             if (bad := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
                 raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad][0]}")
         states = np.concatenate([[start], rows["source"], rows["target"], ends["state"]])
-        if states.min() < 0:
-            raise ValueError(f"expected states numbered from 0, got {states.min()}")
-        if states.max() > 8 * len(states) + 1024:
-            raise ValueError(f"expected states numbered without large gaps, got {states.max()} with {len(rows)} arcs")
+        expect(states.min() >= 0, "states numbered from 0", states.min())
+        wanted, got = "states numbered without large gaps", f"{states.max()} with {len(rows)} arcs"
+        expect(states.max() <= 8 * len(states) + 1024, wanted, got)
         final_costs = np.full(int(states.max()) + 1, np.inf)
         np.minimum.at(final_costs, ends["state"], -ends["log_prob"])
         file = _topsorted(rows["source"], rows["target"], rows["token"] + 1, -rows["log_prob"], final_costs, start)
@@ -174,8 +174,7 @@ class Lattice:
         lm, p, alpha, context: as for `fst.nbest_paths`; ties go to the smaller sequence, a prefix before its
             continuations.
         """
-        if not 1 <= p < 2**31:
-            raise ValueError(f"expected p from 1 to 2^31 - 1, got {p}")
+        expect(1 <= p < 2**31, "p from 1 to 2^31 - 1", p)
         before = np.asarray(context, np.int64)
         tokens, scores = _core.lattice_nbest(self._deterministic, self._core_of(lm), p, alpha, before)
         return tokens[:, : int((tokens >= 0).sum(axis=1).max(initial=0))], scores
@@ -188,8 +187,7 @@ class Lattice:
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
         """The path with the fewest edits to a reference: its tokens, and how many."""
         tokens = np.asarray(reference, np.int64)
-        if tokens.ndim != 1:
-            raise ValueError(f"expected a reference as one sequence of token ids, got {tokens.ndim} axes")
+        expect(tokens.ndim == 1, "a reference as one sequence of token ids", f"{tokens.ndim} axes")
         far, steps = np.iinfo(np.int32).max // 2, np.arange(len(tokens) + 1)
         edits = np.full((self.num_states, len(steps)), far)  # of the best path to a state against each prefix
         arrived = np.full(edits.shape, -1)  # the arc by which it comes
@@ -204,8 +202,7 @@ class Lattice:
         ends = np.flatnonzero(self.finals > -np.inf)
         state, q = int(ends[np.argmin(edits[ends, -1])]) if len(ends) else 0, len(tokens)
         fewest, path = int(edits[state, q]), []
-        if not len(ends) or fewest >= far:
-            raise ValueError("expected a lattice with a complete path, got none")
+        expect(len(ends) and fewest < far, "a lattice with a complete path")
         while (state, q) != (0, 0):
             arc = int(arrived[state, q])
             if arc < 0 or edits[state, q] < self._edits(edits[sources[arc]], int(self.tokens[arc]), tokens)[q]:
@@ -293,8 +290,7 @@ def _topsorted(source: Any, target: Any, label: Any, cost: Any, final_costs: Any
     arcs["ilabel"] = arcs["olabel"] = label[order]
     arcs["weight"], arcs["nextstate"] = cost[order], target[order]
     automaton = to_openfst(states, arcs, start, None, EXPANDED | ACCEPTOR).connect()
-    if automaton.start() < 0:
-        raise ValueError("expected a lattice with a path from its start to a final state, got none")
-    if not automaton.properties(pywrapfst.ACYCLIC, True) == pywrapfst.ACYCLIC:
-        raise ValueError("expected an acyclic lattice, got one with a cycle")
+    expect(automaton.start() >= 0, "a lattice with a path from its start to a final state")
+    acyclic = automaton.properties(pywrapfst.ACYCLIC, True) == pywrapfst.ACYCLIC
+    expect(acyclic, "an acyclic lattice", "one with a cycle")
     return records_of(automaton.topsort())

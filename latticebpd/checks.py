@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-
-def expect(fits: object, expected: str, got: object = "none", remedy: str = "", *, of: object = "") -> None:
-    """ValueError "expected …, got …; …" unless ``fits`` is true; ``of``: the file, or the part, that is wrong."""
-    if not fits:
-        begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
-        raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
+from fst.printable import expect as expect
 
 
 def extra_module(name: str, extra: str, purpose: str) -> Any:

@@ -111,10 +111,8 @@ class LogLines(Progress):
     def _line(self, task: Task) -> str:
         total = "" if task.total is None else f" of {self._written(task.total)}"
         left = "" if task.time_remaining is None else f", about {timedelta(seconds=int(task.time_remaining))} left"
-        return (
-            f"{task.description}: {self._written(task.completed)}{total},"
-            f" {timedelta(seconds=int(task.elapsed or 0))}{left}"
-        )
+        elapsed = timedelta(seconds=int(task.elapsed or 0))
+        return f"{task.description}: {self._written(task.completed)}{total}, {elapsed}{left}"
 
 
 def print_json(record: Any) -> None:

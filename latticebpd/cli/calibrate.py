@@ -61,10 +61,8 @@ def calibrate(
         calibration = with_needed_slots(calibration, files, model, on_lattice=lambda: bar.advance(task))
     if write:
         calibration.save(path)
-        slots = (
-            f"{len(calibration.weights) - calibration.further}"
-            f" slots{' and of copies after them' if calibration.further else ''}"
-        )
+        copies = " and of copies after them" if calibration.further else ""
+        slots = f"{len(calibration.weights) - calibration.further} slots{copies}"
         needed = "" if calibration.slots is None else f"; trees need the first {calibration.slots}"
         err.print(f"{path}: calibration of {slots}, on {len(calibration.examples)} {calibration.unit}s, stored{needed}")
     if plot is not None:
@@ -78,8 +76,7 @@ def calibrate(
     slots_shown = [f"{slot}" for slot in range(1, len(calibration.nats) + 1)]
     if calibration.further:
         slots_shown[-1] = "behind"
-    nats = map("{:.3f}".format, calibration.nats)
-    print_table(title, ("slot", "nats"), zip(slots_shown, nats, strict=True))
+    print_table(title, ("slot", "nats"), zip(slots_shown, map("{:.3f}".format, calibration.nats), strict=True))
     bins = zip(reliability.predicted, reliability.observed, reliability.count, strict=True)
     rows = ([f"{predicted:.3f}", f"{observed:.3f}", f"{count}"] for predicted, observed, count in bins if count)
     print_table("drafted tokens by predicted probability", ("predicted", "right", "tokens"), rows)

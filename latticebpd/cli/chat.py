@@ -20,7 +20,6 @@ from latticebpd.console import err, quiet_transformers
 
 if TYPE_CHECKING:
     from latticebpd.decoding.conversation import Chat
-    from latticebpd.decoding.loop import Generated
 
 COMMANDS = "/new, /system TEXT, /save FILE, /quit"
 
@@ -61,8 +60,7 @@ def chat(
 
         rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
-        drafter = model_options.named_drafter(loaded, system, lm, None)
-        conversation = Chat(loaded, drafter)
+        conversation = Chat(loaded, model_options.named_drafter(loaded, system, lm, None))
         _ = loaded.costs if system is None else None  # measured before the first answer, whose speed is printed
     in_terminal = _in_terminal()
     if in_terminal:
@@ -125,31 +123,18 @@ def _obey(conversation: Chat, command: str, argument: str) -> bool:
     return command == "/quit"
 
 
-class _Interrupted:
-    """Ends a text once Ctrl-C was pressed."""
-
-    takes_arrays = True
-
-    def __init__(self, pressed: threading.Event) -> None:
-        self.pressed = pressed
-
-    def __call__(self, tokens: Any, scores: Any, **kwargs: Any) -> bool:
-        return self.pressed.is_set()
-
-
 def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: Any) -> None:
     """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
+    from latticebpd.decoding.decode_rows import taking_arrays
+
     begun = time.perf_counter()
-    out = conversation.answer(text, stopping_criteria=[_Interrupted(pressed)], **options)
+    stop = taking_arrays(lambda tokens, scores: pressed.is_set())
+    out = conversation.answer(text, stopping_criteria=[stop], **options)
     seconds = time.perf_counter() - begun
-    err.print(_cost(out, seconds, conversation.cache.shared, pressed.is_set()), style="dim", soft_wrap=True)
-
-
-def _cost(out: Generated, seconds: float, known: int, interrupted: bool) -> str:
     per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""
-    read = f"{out.prompt_length - known} of {out.prompt_length} tokens of the conversation read"
-    end = "; interrupted" if interrupted else ""
-    return f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}{end}"
+    read = f"{out.prompt_length - conversation.cache.shared} of {out.prompt_length} tokens of the conversation read"
+    cost = f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}"
+    err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim", soft_wrap=True)
 
 
 @contextmanager

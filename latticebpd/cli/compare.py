@@ -12,9 +12,9 @@ from latticebpd.checks import expect
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.cli.oracle import BY, EXCLUDE, excluded, write_tally
+from latticebpd.cli.oracle import BY, EXCLUDE, TALLY, excluded, write_tally
 from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_decoded, print_table
-from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,9 +64,7 @@ def compare(
     references: Path | None = REFERENCES,
     field: str = FIELD,
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
-    tally: Path | None = typer.Option(
-        None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
-    ),
+    tally: Path | None = TALLY,
 ) -> None:
     """Compare drafting systems on the same lattices, call by call against vanilla.
 
@@ -109,9 +107,8 @@ def compare(
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
             parsed = SystemName.parse(name)
-            own = models[parsed.chosen(models)]
             read = with_progress(checked(by == POSITION), lambda done: bar.advance(task, done))
-            sweeps.append(sweep_alpha(read, str(parsed), own, weights))
+            sweeps.append(sweep_alpha(read, str(parsed), models[parsed.chosen(models)], weights))
     if not prompt_context:
         comparison = replace(comparison, signature=replace(comparison.signature, context="answer"))
     decoded: list[dict[str, Any]] = []
@@ -122,10 +119,8 @@ def compare(
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         again, quality = decode_again(
-            loaded, signature.k, files, tunings, comparison.systems, models or None, alpha,
-            signature.given_text, decode_texts,
-            rule, measure,
-            references, field, prompt_context,
+            loaded, signature.k, files, tunings, comparison.systems, models or None, alpha, signature.given_text,
+            decode_texts, rule, measure, references, field, prompt_context,
         )  # fmt: skip
         decoded = decoded_rows(again, quality)
     show_comparison(comparison, json, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
@@ -171,11 +166,10 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Fitted
     fingerprint = lattices_fingerprint(files) if stored else None
     used: list[FittedRecord] = []
     for name, tunings in stored.items():
-        own = [tuning for tuning in tunings if tuning.lattices == fingerprint]
-        if own:
+        if own := [tuning for tuning in tunings if tuning.lattices == fingerprint]:
             examples = {number for tuning in own for number in tuning.examples}
             err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were fitted to are left out", style="dim")
-        used += own
+            used += own
     return used
 
 

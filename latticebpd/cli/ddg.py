@@ -51,8 +51,7 @@ def ddg(
 
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """
-    wrong = [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]
-    if wrong:
+    if wrong := [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]:
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
     if initial is InitialName.previous:
         advice = "`latticebpd jacobi` takes earlier outputs"
@@ -73,28 +72,25 @@ def ddg(
     sentences: list[Sentence] = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(texts))
+
+        def on_progress(share: float) -> None:
+            bar.update(task, completed=len(sentences) + share)
+
         for text in texts:
-            done = len(sentences)
-
-            def on_progress(share: float, done: int = done) -> None:
-                bar.update(task, completed=done + share)
-
             sentences.append(analyse(served, tokenizer, text, first, block_size, max_new_tokens, on_progress))
-            bar.update(task, completed=done + 1)
+            on_progress(0)
     statistics = corpus_statistics(sentences)
     block = "whole text" if block_size is None else f"blocks of {block_size}"
     settings = settings_line(
         served, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens
     )
     for path in output:
-        if path.suffix.lower() == ".html":
-            from latticebpd.report.dependency_plots import graphs_page
-
-            write_text(path, graphs_page(sentences, statistics, settings))
-            continue
-        from latticebpd.report.dependency_plots import picture
+        from latticebpd.report.dependency_plots import graphs_page, picture
         from latticebpd.report.plots import save
 
+        if path.suffix.lower() == ".html":
+            write_text(path, graphs_page(sentences, statistics, settings))
+            continue
         for number, sentence in enumerate(sentences, 1):
             save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))
     if classes_csv is not None:

@@ -57,16 +57,18 @@ def decode_again(
     from latticebpd.lattices.shards import text_ends, texts_of
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
+    from latticebpd.target.chat import PlainText
     from latticebpd.target.stock_model import BaseModel
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
     numbered = list(islice(remaining_texts(paths, tunings), limit))
+    texts = [text for _, text in numbered]
     wanted: list[list[str]] = []
     right: list[tuple[list[int], int]] = []
-    tokenizer: Any = None
-    if set(measures) - {PERPLEXITY}:
-        tokenizer = loaded.tokenizer
+    tokenizer: Any = loaded.tokenizer if set(measures) - {PERPLEXITY} else None
+    words = PlainText(tokenizer).text
+    if tokenizer is not None:
         if references is not None:
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
@@ -78,11 +80,10 @@ def decode_again(
             )
             right = [
                 ([*text[:length], *ids], length)
-                for ids, (_, (text, length)) in zip(spelled["input_ids"], numbered, strict=True)
+                for ids, (text, length) in zip(spelled["input_ids"], texts, strict=True)
             ]
         elif given_text:
-            wanted = [[_words(tokenizer, text[length:])] for _, (text, length) in numbered]
-            right = [text for _, text in numbered]
+            wanted, right = [[words(text[length:])] for text, length in texts], texts
         else:
             raise ValueError(
                 "expected --references with --measure, since the lattices are of the model's own text; got none"
@@ -91,22 +92,12 @@ def decode_again(
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
         decoded = decode(
-            loaded.model,
-            [text for _, text in numbered],
-            drafters,
-            lambda: bar.advance(task),
-            given_text,
-            accepted,
-            text_ends(paths[0]),
+            loaded.model, texts, drafters, lambda: bar.advance(task), given_text, accepted, text_ends(paths[0])
         )
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         warn_differing(max(exact))
-    return decoded, qualities(decoded, loaded.model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
-
-
-def _words(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+    return decoded, qualities(decoded, loaded.model, words, measures, wanted, right)
 
 
 def read_references(path: Path, field: str, count: int) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 def demo(
     model: str | None = typer.Option(
         None,
-        help=(
-            "Model to ask questions: directory, .gguf file, name of `latticebpd models` or Hub id; by default"
-            " the bundled toy."
-        ),
+        help="Model to ask questions: directory, .gguf file, name of `latticebpd models` or Hub id; by default"
+        " the bundled toy.",
     ),
     prompts: int | None = typer.Option(
         None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 4 of the 6 questions."
@@ -106,18 +105,11 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     if out.is_terminal:
         names = ["greedy", drafted]
         show(loaded, prompt, replace(settings, max_new_tokens=2), None, drafted)  # warms up
-        results = show_side_by_side(
-            out,
-            [
-                PausedDecode(
-                    name,
-                    lambda streamer, name=name: show(loaded, prompt, settings, streamer, name),  # type: ignore[misc]
-                    tokenizer.decode,
-                    before,
-                )
-                for name in names
-            ],
-        )
+        decodes = [
+            PausedDecode(name, partial(show, loaded, prompt, settings, name=name), tokenizer.decode, before)
+            for name in names
+        ]
+        results = show_side_by_side(out, decodes)
     else:
         names = [drafted]
         results = [show(loaded, prompt, settings, BlockWriter(out, tokenizer.decode, before), drafted)]

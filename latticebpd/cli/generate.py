@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli import model_options
 from latticebpd.cli.accepted_blocks import streamer_for
 from latticebpd.console import err, print_json, quiet_transformers, writable_file
-
-if TYPE_CHECKING:
-    from latticebpd.decoding.loop import Generated
 
 
 def generate(
@@ -72,10 +70,8 @@ def generate(
     Example: [bold]latticebpd generate "A dog runs." --model translator --drafter-model drafter --accept beta:3,1[/bold]
     """
     text = _text(prompt, file)
-    if drafter_model is not None and model is None:
-        raise ValueError(
-            "expected --model with --drafter-model, got none; give the verifier that the drafter was trained for"
-        )
+    remedy = "give the verifier that the drafter was trained for"
+    expect(drafter_model is None or model is not None, "--model with --drafter-model", remedy=remedy)
     quiet_transformers()
     from latticebpd.decoding.front_door import load
     from latticebpd.drafters.cost_curve import CostCurve
@@ -95,14 +91,18 @@ def generate(
         ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
         trace=trace is not None,
     )  # fmt: skip
+    written = result.tokens[0, result.prompt_length :].tolist()
     if json:
-        print_json(_record(result, tokenizer))
+        print_json({
+            "text": tokenizer.decode(written, skip_special_tokens=True), "tokens": result.num_tokens,
+            "calls": result.num_calls, "block_efficiency": result.block_efficiency if result.num_calls else None,
+            "accept_counts": result.accept_counts.tolist(), "verified_tokens": result.verified_tokens,
+        })  # fmt: skip
     if trace is not None:
         from latticebpd.measuring.call_records import read_calls, scorer_of
         from latticebpd.report import TracedDecode, write_trace
 
-        calls = read_calls(loaded.model, ids, result, scorer_of(drafter))
-        shown = TracedDecode("The decode", text, [token for block in result.blocks() for token in block], calls)
+        shown = TracedDecode("The decode", text, written, read_calls(loaded.model, ids, result, scorer_of(drafter)))
         name = system or loaded.default_system(alpha, by_cost=costs is not None)
         how = f"{'bundled model' if model is None else loaded.name} · {name}"
         how += f" · {accept or ('sample' if temperature else 'exact')}"
@@ -121,14 +121,3 @@ def _text(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         return file.read_text(encoding="utf-8")
     return sys.stdin.read() if prompt == "-" else str(prompt)
-
-
-def _record(result: Generated, tokenizer: Any) -> dict[str, Any]:
-    return {
-        "text": tokenizer.decode(result.tokens[0, result.prompt_length :].tolist(), skip_special_tokens=True),
-        "tokens": result.num_tokens,
-        "calls": result.num_calls,
-        "block_efficiency": result.block_efficiency if result.num_calls else None,
-        "accept_counts": result.accept_counts.tolist(),
-        "verified_tokens": result.verified_tokens,
-    }

@@ -46,33 +46,38 @@ def read_texts(
 
     wanted = "text or sequences (.npz) as an encoder–decoder's sources"
     expect(not sources or path.suffix != ".npy", wanted, "an array of token ids", of=path)
+    max_prompt_tokens = sys.maxsize if sources else max_prompt_tokens
     if path.suffix == ".npy":
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
     elif path.suffix == ".npz":
         pairs = Texts.load(path).items()
     elif (kind := _records_of(path)) is not None:
-        pairs = _questions(path, prompts) if kind == "questions" else _conversations(path, prompts)
+        if kind == "questions":
+            from latticebpd.measuring.spec_bench import read_questions
+
+            asked = (prompts.prompt(question.turns[:1]) for question in read_questions(path))
+            pairs = ((ids, len(ids)) for ids in asked)
+        else:
+            pairs = _conversations(path, prompts)
         if prompts.eos_ids is not None:
             max_prompt_tokens = sys.maxsize
     else:
-        pairs = _documents(path, prompts, field, None if sources else max_prompt_tokens)
+        pairs = _documents(path, prompts, field, max_prompt_tokens)
     rows, lengths = [], []
     for text, prompt_length in islice(pairs, limit):
-        begin = 0 if sources else max(0, prompt_length - max_prompt_tokens)
+        begin = max(0, prompt_length - max_prompt_tokens)
         rows.append(text[begin : prompt_length + max_following])
         lengths.append(prompt_length - begin)
     expect(rows, "at least one text of one token", of=path)
     return Texts.of_rows(rows, lengths)
 
 
-def _documents(
-    path: Path, prompts: PlainText, field: str, max_prompt_tokens: int | None
-) -> Iterator[tuple[list[int], int]]:
+def _documents(path: Path, prompts: PlainText, field: str, max_prompt_tokens: int) -> Iterator[tuple[list[int], int]]:
     from lm_training.data.corpus import read_documents
 
     for document in read_documents([path], field):
         if ids := prompts.document(document.text):
-            yield ids, len(ids) if max_prompt_tokens is None else min(len(ids), max_prompt_tokens)
+            yield ids, min(len(ids), max_prompt_tokens)
 
 
 def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) -> Iterable[tuple[list[int], int]]:
@@ -86,14 +91,6 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
     if limit is not None and limit < count:
         starts = starts[np.arange(limit) * count // limit]
     return ((ids[start : start + size].tolist(), prompt_tokens) for start in starts.tolist())
-
-
-def _questions(path: Path, prompts: PlainText) -> Iterator[tuple[list[int], int]]:
-    from latticebpd.measuring.spec_bench import read_questions
-
-    for question in read_questions(path):
-        ids = prompts.prompt(question.turns[:1])
-        yield ids, len(ids)
 
 
 def _conversations(path: Path, prompts: PlainText) -> Iterator[tuple[list[int], int]]:

@@ -108,7 +108,8 @@ def jacobi(
             return gauss_seidel_jacobi(served, batch.ids, block_size, values, target_length, **options)
         return whole(served, batch.ids, values, target_length, **options)
 
-    name = _name(algorithm, block_size, initial)
+    block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
+    name = f"{algorithm.value}{block}{'' if initial is InitialName.padding else f', {initial.value}'}"
     systems = {GREEDY: stock(served, max_new_tokens), BEAM: stock(served, max_new_tokens, BEAMS)} if baselines else {}
     systems[name] = parallel(served, decode)
     fill = GenerationSettings(base).fill_id
@@ -161,12 +162,6 @@ def _number(length: str, algorithm: Algorithm, baselines: bool) -> int | None:
     if length.isdecimal() and int(length) >= 1:
         return int(length)
     raise ValueError(f"expected --length as a number >= 1, estimate or known, got {length!r}")
-
-
-def _name(algorithm: Algorithm, block_size: int, initial: InitialName) -> str:
-    block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
-    values = "" if initial is InitialName.padding else f", {initial.value}"
-    return f"{algorithm.value}{block}{values}"
 
 
 def _record(

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS, WEIGHTS
+from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS, SYSTEM_PROMPT, WEIGHTS
 from latticebpd.console import err, progress, quiet_transformers, writable
 
 TOGETHER = 256
@@ -57,7 +57,7 @@ def lattices(
         None,
         help="Format questions and conversations in the tokenizer's chat template; by default if it has one.",
     ),
-    system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
+    system_prompt: str | None = SYSTEM_PROMPT,
 ) -> None:
     """Decode prompts greedily and write the lattices of heads, or of a block drafter, at every position.
 
@@ -138,8 +138,7 @@ def rescore(
             check_vocabulary(scorer, block.fingerprint, block.vocab_size, str(file))
             for begin in range(0, len(block), TOGETHER):
                 rows = range(begin, min(begin + TOGETHER, len(block)))
-                contexts = [block.context_of(row) for row in rows]
-                for drafts in scorer.paths([block[row] for row in rows], contexts, p):
+                for drafts in scorer.paths([block[row] for row in rows], [block.context_of(row) for row in rows], p):
                     record = {"tokens": drafts.tokens.tolist(), "scores": drafts.scores.tolist()}
                     print(json_module.dumps({"file": str(file), "lattice": index, **record}))
                     index += 1

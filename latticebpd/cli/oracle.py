@@ -31,6 +31,9 @@ EXCLUDE: Any = typer.Option(
     help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out "
     "anyway.",
 )
+TALLY: Any = typer.Option(
+    None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
+)
 
 
 def oracle(
@@ -42,9 +45,7 @@ def oracle(
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Plot to write (.png, .svg or .pdf)."),
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
-    tally: Path | None = typer.Option(
-        None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
-    ),
+    tally: Path | None = TALLY,
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
     model: Path | None = typer.Option(
@@ -108,10 +109,9 @@ def _decode(
         decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
         tables.warn_differing(int(decoded.differing.max()))
-    rows = tables.decoded_rows(decoded)
     return [
         {"k": int(row.pop("system").removeprefix("k=")), **row, "accept_counts": decoded.counts[i].tolist()}
-        for i, row in enumerate(rows)
+        for i, row in enumerate(tables.decoded_rows(decoded))
     ]
 
 

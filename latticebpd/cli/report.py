@@ -16,8 +16,6 @@ from latticebpd.console import err, load_tokenizer, progress, quiet_transformers
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from latticebpd.measuring.hardware_cost import ModelShape
-    from latticebpd.measuring.model_decodes import Decoded
     from latticebpd.report import Measurements
 
 
@@ -93,21 +91,16 @@ def report(
         measurements = measure_all(
             datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing)
         )
-    decoded: Decoded | None = None
-    quality: dict[str, list[float]] = {}
-    shape: ModelShape | None = None
+    of_model: tuple[Any, ...] = ()
     if model is not None:
-        asked = {"rules": rule, "measures": measure, "references": references, "field": field}
-        decoded, quality, shape = _with_model(
-            model, Path(datasets[0].paths[0]), measurements, decode_texts, asked, ignore_beams
-        )
+        asked = {"rules": rule, "measures": measure, "references": references, "field": field, "limit": decode_texts}
+        of_model = _with_model(model, Path(datasets[0].paths[0]), measurements, asked, ignore_beams)
     words = tokenizer
-    if words is None and model is not None:
-        own = Path(resolved(model)) / "tokenizer.json"
-        words = own if own.exists() else None
+    if words is None and model is not None and (own := Path(resolved(model)) / "tokenizer.json").exists():
+        words = own
     with progress() as bar:
         bar.add_task("drawing", total=None)
-        files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)
+        files = make_report(measurements, title, _word(words), *of_model).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures")
 
 
@@ -119,15 +112,10 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
 
 
 def _with_model(
-    directory: Path,
-    lattices: Path,
-    measurements: Measurements,
-    decode_texts: int,
-    asked: Mapping[str, Any],
-    ignore_beams: bool,
-) -> tuple[Decoded | None, dict[str, list[float]], ModelShape]:
-    """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's
-    shape."""
+    directory: Path, lattices: Path, measurements: Measurements, asked: Mapping[str, Any], ignore_beams: bool
+) -> tuple[Any, ...]:
+    """What ``make_report`` takes of the model itself: its shape and, where the files hold texts, decodes of some and
+    their quality."""
     quiet_transformers()
     from latticebpd.decoding.front_door import load
     from latticebpd.lattices.shards import lattice_directory
@@ -138,16 +126,14 @@ def _with_model(
     signature, models = measured.comparison.signature, measured.models or None
     loaded = load(directory, ignore_beams=ignore_beams)
     if not lattice_directory(lattices).is_ours:
-        return None, {}, ModelShape.of(loaded.model)
+        return (ModelShape.of(loaded.model),)
     lengths = [prompt_length for _, (_, prompt_length) in remaining_texts([lattices], measured.fitted)]
     shape = ModelShape.of(loaded.model, sum(lengths) / len(lengths))
-    if not decode_texts:
-        return None, {}, shape
+    if not asked["limit"]:
+        return (shape,)
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
     systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
-    decoded, quality = decode_again(
-        loaded, signature.k, [lattices], measured.fitted, systems, models,
-        measurements.options.alpha,
-        signature.given_text, decode_texts, **asked,
-    )  # fmt: skip
-    return decoded, quality, shape
+    alpha = measurements.options.alpha
+    return shape, *decode_again(
+        loaded, signature.k, [lattices], measured.fitted, systems, models, alpha, signature.given_text, **asked
+    )

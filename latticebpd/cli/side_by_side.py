@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
@@ -87,9 +87,7 @@ def show_side_by_side(console: Console, decodes: Sequence[PausedDecode]) -> list
     moment all have run equally long. Returns their results."""
 
     def columns() -> Table:
-        grid = Table.grid(*[""] * len(decodes), padding=(0, 2), expand=True)
-        for column in grid.columns:
-            column.ratio = 1
+        grid = Table.grid(*(Column(ratio=1) for _ in decodes), padding=(0, 2), expand=True)
         grid.add_row(*(decode.column() for decode in decodes))
         return grid
 

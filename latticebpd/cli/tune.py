@@ -54,19 +54,14 @@ def tune(
     if write:
         require_writable(lm if lm.is_dir() else alpha_path(lm), "file", "folder")
     alphas = alphas_of("--grid", grid)
-    names = [
-        str(parsed)
-        for name in system
-        if (parsed := SystemName.parse(name)).kind in (BEST, TREE) and parsed.model is None
-    ]
-    if len(names) < len(system):
+    parsed = [SystemName.parse(name) for name in system]
+    if not all(each.kind in (BEST, TREE) and each.model is None for each in parsed):
         raise ValueError(f"expected --system P-best or N-tree, which a weight can be for, got {', '.join(system)}")
     scorer = as_scorer(lm)
     tunings = []
     with progress() as bar:
-        for name in dict.fromkeys(names):
-            task = bar.add_task(name, total=None)
-            tell = partial(bar.advance, task)
+        for name in dict.fromkeys(map(str, parsed)):
+            tell = partial(bar.advance, bar.add_task(name, total=None))
             tunings.append(tuned(files, scorer, name, alphas, examples, seed, tell)[0])
     if write:
         store_tunings(lm, tunings)

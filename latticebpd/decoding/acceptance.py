@@ -180,10 +180,8 @@ class MinimumBlock:
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = self.otherwise.choose(logits, drafted, depths)
         for node, depth in enumerate(depths):
-            if depth < self.length - 1:
-                tokens = drafted(node)
-                if len(tokens) and chosen[node] not in tokens:
-                    chosen[node] = _Lenient().pick(logits[node], tokens)
+            if depth < self.length - 1 and len(tokens := drafted(node)) and chosen[node] not in tokens:
+                chosen[node] = _Lenient().pick(logits[node], tokens)
         return chosen
 
     def bound(self, settings: GenerationSettings) -> MinimumBlock:
@@ -236,8 +234,7 @@ class Sampling:
         import torch
 
         no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)  # warpers read scores alone
-        scores: Tensor = self.warpers(no_ids, logits.float())
-        return scores.softmax(dim=-1)
+        return self.warpers(no_ids, logits.float()).softmax(dim=-1)
 
 
 class SpeculativeSampling(Sampling):
@@ -335,10 +332,8 @@ def walk(
         tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)] if chosen else choose(walking, ends)
         still_walking = []
         for row, end, token in zip(walking, ends, tokens, strict=True):
-            child = trees[row].edges.get((end, token))
-            if child is None:
-                next_tokens[row] = token
-            else:
+            next_tokens[row] = token
+            if (child := trees[row].edges.get((end, token))) is not None:
                 paths[row].append(child)
                 still_walking.append(row)
         walking = still_walking

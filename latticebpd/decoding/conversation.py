@@ -47,9 +47,8 @@ class Chat:
     def answer(self, text: str, **options: Any) -> Generated:
         """Answer a user's turn; ``options`` are those of :func:`latticebpd.generate`. An error leaves the conversation
         as it was."""
-        ids = self.prompts.prompt([*self.turns, text])
         given = {"eos_token_id": self.prompts.eos_ids, "text_cache": self.cache, **options}
-        out = self.loaded.generate(ids, self.drafter, **given)
+        out = self.loaded.generate(self.prompts.prompt([*self.turns, text]), self.drafter, **given)
         self.turns += [text, self.prompts.text(out.tokens[0, out.prompt_length :].tolist())]
         return out
 
@@ -61,5 +60,4 @@ class Chat:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON object, one line: the model's name and the messages. Data sets of conversations are such
         lines."""
-        record = {"model": self.loaded.name, "messages": self.messages}
-        write_text(path, json.dumps(record, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps({"model": self.loaded.name, "messages": self.messages}, ensure_ascii=False) + "\n")

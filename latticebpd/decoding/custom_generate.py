@@ -100,8 +100,7 @@ class CustomGenerate:
         base, settings = BaseModel.of(model), PreparedSettings(model, generation_config)
         rule = _rule(self.acceptance, generation_config)
         _remove_unused(generation_config, arguments)
-        streamer = arguments.pop("streamer", None)
-        if streamer is not None:
+        if (streamer := arguments.pop("streamer", None)) is not None:
             check_streamer(len(input_ids))
         inputs = arguments.pop("inputs_tensor", inputs_tensor)
         prompts = (_encoded_prompts if base.is_encoder_decoder else _prompts)(input_ids, inputs, arguments)
@@ -131,12 +130,9 @@ class PreparedSettings(GenerationSettings):
     a field that cannot be honoured."""
 
     def __init__(self, model: PreTrainedModel, config: GenerationConfig) -> None:
-        rows = config.num_return_sequences  # generate() has repeated the prompts
-        try:
-            config.num_return_sequences = 1
-            refuse(config)
-        finally:
-            config.num_return_sequences = rows
+        single = copy.copy(config)
+        single.num_return_sequences = 1  # generate() has repeated the prompts
+        refuse(single)
         self.device, self.config = BaseModel.of(model).device, config
         self.eos_ids = token_ids("eos_token_id", config.eos_token_id)
 

@@ -155,8 +155,7 @@ class Text:
 
         ids: Any = torch.tensor([[*self.shown, *self.new_tokens, *drafted]], device=logits.device)
         own = logits[None].to(dtype=torch.float32, copy=True)  # processors may write in place
-        scores: Tensor = self.processors(ids, own)
-        return scores[0]
+        return self.processors(ids, own)[0]
 
 
 def begin_texts(
@@ -191,6 +190,12 @@ def begin_texts(
         Text(list(tokens), limit, eos_ids, others, own)
         for tokens, limit, own in zip(prompts.tokens, limits, processors, strict=True)
     ]
+
+
+def taking_arrays(criterion: Any) -> Any:
+    """A stopping criterion, a function of a text's tokens ``[1, n]`` and of no scores, that is given them as arrays."""
+    criterion.takes_arrays = True
+    return criterion
 
 
 def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

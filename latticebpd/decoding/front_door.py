@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.decoding.acceptance import Exact
+from latticebpd.decoding.decode_rows import taking_arrays
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.pass_costs import profile
 from latticebpd.decoding.showing import Shown, show
@@ -62,10 +61,6 @@ class StockModel:
     @cached_property
     def model(self) -> BlockwiseLM | PreTrainedModel:
         return self._load()
-
-    @property
-    def is_loaded(self) -> bool:
-        return "model" in vars(self)
 
 
 @converts(model=lambda model: model.model if isinstance(model, StockModel) else model)
@@ -212,7 +207,8 @@ class Loaded:
         given.setdefault("attention_mask", [[1] * len(ids)])  # no token of a text is padding, whatever its id
         stock = vars(self)["model"]
         # A model that was read may have been changed since, which its engine then refuses.
-        if self.target is not None and not (isinstance(stock, StockModel) and stock.is_loaded) and _is_plain(given):
+        is_loaded = isinstance(stock, StockModel) and "model" in vars(stock)
+        if self.target is not None and not is_loaded and _is_plain(given):
             return generate(self.target, ids, drafter, **given)
         return generate(self.model, ids, drafter, **{"tokenizer": self.tokenizer, **given})
 
@@ -221,7 +217,9 @@ class Loaded:
         model chooses itself; empty where the drafter has no guess."""
         ids = self.encode(text)
         drafter = self.drafter(self.default_system()) if drafter is None else drafter
-        stop = _SecondToken(1 if self.is_encoder_decoder else len(ids))
+        begun = 1 if self.is_encoder_decoder else len(ids)
+        # After two more tokens the first call with a draft is over.
+        stop = taking_arrays(lambda tokens, scores: tokens.shape[1] >= begun + 2)
         out = self.generate(ids, drafter, max_new_tokens=FIRST, stopping_criteria=[stop], trace=True)
         return out.trace[0].tree if out.trace else DraftTree.empty()
 
@@ -323,8 +321,7 @@ def _without_pytorch(
     source = None
     try:
         if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
-            heads = EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab()))
-            source = EngineHeadLattices(heads, stock_heads)
+            source = EngineHeadLattices(EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab())), stock_heads)
         return (stock, source, target, own) if target.transformer else None
     except UNREADABLE:
         return None
@@ -365,15 +362,3 @@ def _is_plain(options: dict[str, Any]) -> bool:
     if not others <= {"acceptance", "stopping_criteria"} or type(options.get("acceptance", Exact())) is not Exact:
         return False
     return all(getattr(each, "takes_arrays", False) for each in options.get("stopping_criteria") or ())
-
-
-class _SecondToken:
-    """Ends a text of so many columns after two more: the first call with a draft is then over."""
-
-    takes_arrays = True
-
-    def __init__(self, begun: int) -> None:
-        self.begun = begun
-
-    def __call__(self, tokens: np.ndarray, scores: Any, **kwargs: Any) -> bool:
-        return bool(tokens.shape[1] >= self.begun + 2)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.checks import expect
-from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
+from latticebpd.decoding.acceptance import Acceptance, Exact, bound, walk
 from latticebpd.decoding.decode_rows import Ids, Text
 from latticebpd.decoding.session import Session, TextCache, UnreadTokens
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
@@ -264,7 +264,12 @@ class RowBatch:
         trees = self._draft(drafting)
         verified = self.unread.verify(trees)
         texts = [row.text for row in rows]
-        paths, next_tokens = walk([row.rule for row in rows], trees, verified, _adjust(texts, trees))
+
+        def processed(row: int, path: list[int], logits: Any) -> Any:
+            return texts[row].processed(trees[row].tokens[path].tolist(), logits)
+
+        adjust = processed if any(text.processors for text in texts) else None
+        paths, next_tokens = walk([row.rule for row in rows], trees, verified, adjust)
         self.unread.keep(paths, next_tokens)
         steps, hidden = [], vars(verified)["hidden"]
         for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
@@ -317,10 +322,3 @@ def propose(drafter: Drafter, states: Sequence[State]) -> list[DraftTree]:
         raise ValueError(f"expected a list of draft trees, got {trees!r:.60} from {name}")
     expect(len(trees) == len(states), f"one tree for each of {len(states)} states", f"{len(trees)} from {name}")
     return trees
-
-
-def _adjust(texts: list[Text], trees: list[DraftTree]) -> Adjust | None:
-    """Logits processors, each called with a node's own prefix; None without any."""
-    if not any(text.processors for text in texts):
-        return None
-    return lambda row, path, logits: texts[row].processed(trees[row].tokens[path].tolist(), logits)

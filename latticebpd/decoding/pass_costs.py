@@ -18,7 +18,7 @@ from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
-from latticebpd.target.engine_target import EngineTarget
+from latticebpd.target.engine_target import EngineTarget, target_of
 from latticebpd.target.engine_verifier import EngineVerifier
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def profile(
     rows: Sequence[int] = (1,),
     context: int = 200,
     rounds: int = 5,
-    seed: int = 0,
     drafter: Drafter | None = None,
     on_pass: Callable[[], object] | None = None,
 ) -> CostCurve:
@@ -55,7 +54,7 @@ def profile(
     widths, batches = sorted(set(columns)), sorted(set(rows))
     if not widths or not batches or min(*widths, *batches, context, rounds) < 1:
         raise ValueError("expected rows, columns, context and rounds of at least 1")
-    rng = Random(seed)  # NumPy's takes longer to load than all passes over one token
+    rng = Random(0)  # NumPy's takes longer to load than all passes over one token
     times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
     drafting: dict[int, list[float]] = {batch: [] for batch in batches}
     accepted: list[float] = []
@@ -65,8 +64,7 @@ def profile(
             verifier = verifier_of(stock)
             texts = [rng.choices(range(stock.vocab_size), k=context) for _ in range(batch)]
             verifier.prefill(texts)
-            numbers = [[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)]
-            hidden: Any = np.array(numbers, np.float32)
+            hidden: Any = np.array([[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)], np.float32)
             if not isinstance(model, EngineTarget):
                 hidden = as_tensor(hidden).to(stock.device, stock.dtype)
             states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
@@ -106,13 +104,10 @@ def profile(
 
 def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:
     """The target model, the mode in which it computes, and what waits for its results."""
-    if isinstance(model, EngineTarget):
-        return model, nullcontext(), lambda: None
+    stock = target_of(model)
+    if isinstance(stock, EngineTarget):
+        return stock, nullcontext(), lambda: None
     import torch
-
-    from latticebpd.target.stock_model import BaseModel
-
-    stock = BaseModel.of(model)
 
     def synchronize() -> None:
         if stock.device.type == "cuda":

@@ -18,7 +18,7 @@ from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_text
 from latticebpd.decoding.greedy_settings import GreedySettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
-from latticebpd.target.engine_target import EngineTarget
+from latticebpd.target.engine_target import EngineTarget, target_of
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.verifier import Verified, Verifier
 
@@ -60,7 +60,11 @@ class TextCache:
 
     def verifier(self, base: Any, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]) -> Verifier:
         """One that has read the first ``shared`` tokens of a prompt, never all of them; new if that is none."""
-        owner = (*_owner(base), use_cache, layers)
+        owner: tuple[object, ...] = (base, use_cache, layers)
+        if not isinstance(base, EngineTarget):
+            from latticebpd.target.engine import engine_of
+
+            owner = (base.model, engine_of(base.model), use_cache, layers)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False))
         self.shared = sum(1 for _ in same) if owner == self._owner else 0
         self.tokens, self._owner = [], owner  # an interrupted decode leaves nothing to build on
@@ -95,7 +99,8 @@ class Session:
     def begin(cls, model: Model | EngineTarget, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
         """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
-        base, settings = _prepared(model, {name: options.get(name) for name in fields})
+        base = target_of(model)
+        settings = _settings(base, {name: options.get(name) for name in fields})
         prompts = prepare(base, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
         texts = begin_texts(base, settings, prompts, processors, criteria, options.get("tokenizer"))
@@ -124,24 +129,13 @@ class Session:
         return np.hstack([self.prompts.prefix, new])
 
 
-def _prepared(model: Any, fields: dict[str, Any]) -> tuple[Any, GenerationSettings | GreedySettings]:
-    """The target model, and its settings with the caller's."""
-    if isinstance(model, EngineTarget):
-        return model, GreedySettings(model, **fields)
-    from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.target.stock_model import BaseModel
-
-    base = BaseModel.of(model)
-    return base, GenerationSettings(base, **fields)
-
-
-def _owner(base: Any) -> tuple[object, object]:
-    """What computes passes: a model, and its engine."""
+def _settings(base: Any, fields: dict[str, Any]) -> GenerationSettings | GreedySettings:
+    """The target model's settings with the caller's."""
     if isinstance(base, EngineTarget):
-        return base, None
-    from latticebpd.target.engine import engine_of
+        return GreedySettings(base, **fields)
+    from latticebpd.decoding.generation_config import GenerationSettings
 
-    return base.model, engine_of(base.model)
+    return GenerationSettings(base, **fields)
 
 
 def verifier_of(base: Any, source: Any = None, use_cache: bool = True, layers: tuple[int, ...] = ()) -> Verifier:

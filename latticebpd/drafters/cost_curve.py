@@ -62,8 +62,7 @@ class CostCurve:
         wide, deep = np.array(self.columns), np.array(self.rows)
         by_rows = np.array([np.interp(columns, wide, each) for each in self.seconds])  # [rows, n]
         by_rows *= np.maximum(columns / wide[-1], 1)
-        at_rows = np.array([np.interp(rows, deep, each) for each in by_rows.T])
-        return at_rows * max(rows / deep[-1], 1)
+        return np.array([np.interp(rows, deep, each) for each in by_rows.T]) * max(rows / deep[-1], 1)
 
     def up_to(self, rows: int, nodes: int) -> np.ndarray:
         """``[nodes + 1]`` seconds of passes over ``rows`` texts and 0, 1, ... ``nodes`` draft tokens: of all rows

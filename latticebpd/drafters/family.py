@@ -81,19 +81,15 @@ class FamilySource(LatticeSource, Protocol):
     """
 
     k: int
+    num_tokens: int
+    has_transitions: bool
     shares_lm: bool
-
-    @property
-    def target(self) -> Model: ...
 
     @property
     def num_slots(self) -> int: ...
 
     @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def has_transitions(self) -> bool: ...
+    def target(self) -> Model: ...
 
     @property
     def weights(self) -> str:

@@ -58,28 +58,15 @@ def _log_probs(tree: DraftTree, drafter: Drafter) -> np.ndarray:
 
 def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.ndarray) -> DraftTree:
     """All prefixes of both trees; a prefix of both has the sum of their probabilities."""
-    nodes = dict(one.edges)
-    tokens, parents, probs = one.tokens.tolist(), one.parents.tolist(), one_probs.tolist()
-    index_of = {ROOT: ROOT}
+    nodes, probs, index_of = dict(one.edges), dict(enumerate(one_probs.tolist())), {ROOT: ROOT}
     for ((parent, token), node), prob in zip(two.edges.items(), two_probs.tolist(), strict=True):
-        edge = index_of[parent], token
-        if edge in nodes:
-            probs[nodes[edge]] += prob
-        else:
-            nodes[edge] = len(tokens)
-            tokens.append(token)
-            parents.append(edge[0])
-            probs.append(prob)
-        index_of[node] = nodes[edge]
+        index_of[node] = joint = nodes.setdefault((index_of[parent], token), len(nodes))
+        probs[joint] = probs.get(joint, 0.0) + prob
     with np.errstate(divide="ignore"):  # of probabilities too small for a float
-        log_probs = np.log(probs)
-    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), log_probs, two.lattice)
+        return DraftTree.of_edges(nodes, np.log([*probs.values()]), two.lattice)
 
 
 def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:
     """The tree's likeliest nodes; ties go to the earlier ones, so that a node never goes without its parent."""
-    if len(tree) <= num_nodes or tree.log_probs is None:
-        return tree
-    kept = np.zeros(len(tree), bool)
-    kept[np.argsort(-tree.log_probs, kind="stable")[:num_nodes]] = True
-    return tree.subtree(kept)
+    order = None if tree.log_probs is None else np.argsort(-tree.log_probs, kind="stable")
+    return tree if order is None else tree.subtree(np.argsort(order) < num_nodes)

@@ -102,6 +102,4 @@ def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tu
 
 def _ranks(gains: np.ndarray) -> np.ndarray:
     """``[n]`` each number's rank, 0 for the highest; of equal ones the first ranks higher."""
-    ranks = np.empty(len(gains), np.int64)
-    ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
-    return ranks
+    return np.argsort(np.argsort(-gains, kind="stable"))

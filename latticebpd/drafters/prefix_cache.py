@@ -28,8 +28,7 @@ class PrefixCache:
     def align(self, states: Sequence[State]) -> list[int] | None:
         """Make the cache's rows those of ``states``: the indices of cached rows that are reused; None: all
         rows are new and empty."""
-        cached = [self._cached_row(state) for state in states]
-        known = [row for row in cached if row is not None]
+        known = [row for state in states if (row := self._cached_row(state)) is not None]
         self.rows = {state.row: index for index, state in enumerate(states)}
         if len(known) < len(states):
             self.cache = RowCache(self.is_encoder_decoder)

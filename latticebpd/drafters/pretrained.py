@@ -58,15 +58,13 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
     if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in names):
         raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json), found none")
     file = Path(path) / "tokenizer.json"
-    tokenizer: PreTrainedTokenizerBase
     try:
         if file.exists() and not (Path(path) / "tokenizer_config.json").exists():
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
             template = Path(path) / "chat_template.jinja"
             tokenizer.chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
             return tokenizer
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=Path(path).is_dir())
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=Path(path).is_dir())
     except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
         problem = "expected a tokenizer beside the model (tokenizer.json)"
         raise ValueError(f"{path}: {problem}: {plain_words(error)}") from error
-    return tokenizer

@@ -66,8 +66,7 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
         return LatticeSet.load(path)
     try:
         arrays = load_file(path)
-        missing = [name for name in ("tokens", "log_probs") if name not in arrays]
-        if missing:
+        if missing := [name for name in ("tokens", "log_probs") if name not in arrays]:
             raise ValueError(f"expected tensors tokens and log_probs [n, slots, k]; missing: {', '.join(missing)}")
         tokens = arrays["tokens"]
         expect(tokens.ndim == 3, "tokens [n, slots, k]", f"shape {tokens.shape}")

@@ -6,7 +6,7 @@ into arrays of the same drafts (``draft_stored``), for analyses that have no mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,9 +52,7 @@ class Vanilla:
     """The best token of every slot, as it is (Stern 2018); of equal ones the lowest.  Transitions are not looked at."""
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        return [
-            DraftTree.from_paths(best_tokens(lattice.tokens, lattice.log_probs)[None], lattice) for lattice in lattices
-        ]
+        return _chains((best_tokens(lattice.tokens, lattice.log_probs) for lattice in lattices), lattices)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
         return _one_path(best_tokens(lattices.tokens, lattices.log_probs))
@@ -70,13 +68,12 @@ class GreedyChain:
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         chains = (greedy_chain(lattice.tokens, lattice.log_probs, lattice.transitions) for lattice in lattices)
-        return [DraftTree.from_paths(chain[None], lattice) for chain, lattice in zip(chains, lattices, strict=True)]
+        return _chains(chains, lattices)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         tokens = greedy_chain(lattices.tokens, lattices.log_probs, lattices.transitions)
-        return StoredTrees(
-            tokens, np.where(tokens == PADDING, ROOT, np.arange(-1, tokens.shape[1] - 1, dtype=np.int32))
-        )
+        parents = np.where(tokens == PADDING, ROOT, np.arange(-1, tokens.shape[1] - 1, dtype=np.int32))
+        return StoredTrees(tokens, parents)
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,12 @@ class Oracle:
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         """contexts: the tokens that follow in the target's own text, instead of those before the lattice."""
-        return [
-            DraftTree.from_paths(oracle_path(lattice, following)[None], lattice)
-            for lattice, following in zip(lattices, contexts, strict=True)
-        ]
+        return _chains(map(oracle_path, lattices, contexts), lattices)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
         wanted = lattices.continuation
-        held = ((lattices.tokens == wanted[:, :, None]) & (lattices.log_probs > -np.inf)).any(axis=2) & (
-            wanted != PADDING
-        )
-        reached = np.logical_and.accumulate(held, axis=1)
+        held = ((lattices.tokens == wanted[:, :, None]) & (lattices.log_probs > -np.inf)).any(axis=2)
+        reached = np.logical_and.accumulate(held & (wanted != PADDING), axis=1)
         return _one_path(np.where(reached, wanted, best_tokens(lattices.tokens, lattices.log_probs)))
 
 
@@ -115,9 +107,8 @@ class NBestPaths:
         if isinstance(self.scorer, NgramScorer):
             return StoredPaths(*self.scorer.path_arrays(lattices, self.p, threads))
         drafts = [each.tokens for each in self.scorer.paths(*_listed(lattices), self.p)]
-        return StoredPaths(
-            _stacked(drafts, lattices.tokens.shape[1:2]), np.array([len(rows) for rows in drafts], np.int64)
-        )
+        counts = np.array(list(map(len, drafts)), np.int64)
+        return StoredPaths(_stacked(drafts, lattices.tokens.shape[1:2]), counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +129,7 @@ class BestTree:
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         if isinstance(self.scorer, NgramScorer | CalibratedScorer):
             return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
-        trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
-        return _stored(trees)
+        return _stored(self.draft(*_listed(lattices)))
 
 
 @dataclass(frozen=True)
@@ -163,9 +153,7 @@ class BeamTree:
 
     def _tree(self, lattice: SausageLattice) -> DraftTree:
         weights = np.where(lattice.tokens == PADDING, -np.inf, lattice.log_probs).astype(np.float64)
-        tokens: list[np.ndarray] = []
-        parents: list[np.ndarray] = []
-        log_probs: list[np.ndarray] = []
+        tokens, parents, log_probs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         arcs, nodes, beam = np.zeros(1, np.int64), np.full(1, ROOT), np.zeros(1)  # of the prefixes that are kept
         for slot, row in enumerate(weights):
             steps = np.tile(row, (len(beam), 1))
@@ -186,6 +174,11 @@ class BeamTree:
         ranks = np.append(np.argsort(order), ROOT)
         order = order[: self.num_nodes]
         return DraftTree(np.concatenate(tokens)[order], ranks[np.concatenate(parents)[order]], every[order], lattice)
+
+
+def _chains(paths: Iterable[np.ndarray], lattices: Sequence[SausageLattice]) -> list[DraftTree]:
+    """Trees of one path each."""
+    return [DraftTree.from_paths(path[None], lattice) for path, lattice in zip(paths, lattices, strict=True)]
 
 
 def _stored(trees: Sequence[DraftTree]) -> StoredTrees:

@@ -23,16 +23,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from latticebpd.checks import expect
+from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.drafter import Drafter, NoDrafter
+from latticebpd.drafters.family import LatticeSource
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.mixture import MixtureDrafter
+from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
-
-if TYPE_CHECKING:
-    from latticebpd.drafters.cost_curve import CostCurve
-    from latticebpd.drafters.drafter import Drafter
-    from latticebpd.drafters.family import LatticeSource
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED, BEAM = "best", "tree", "calibrated", "beam"
@@ -143,14 +145,7 @@ def drafter_named(
     if costs is not None:
         forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"
         expect(tells_probabilities(name), f"{forms} with costs, since these trees can be cut", repr(name))
-        from latticebpd.drafters.paying_drafts import PayingDrafter
-
         return PayingDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)
-    from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
-    from latticebpd.drafters.drafter import NoDrafter
-    from latticebpd.drafters.lattice_drafter import LatticeDrafter
-    from latticebpd.drafters.mixture import MixtureDrafter
-
     if name == GREEDY:
         return NoDrafter()
     lattices = name.removeprefix(f"{COPIES}+")
@@ -159,15 +154,13 @@ def drafter_named(
         raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, W-beam, got {name!r}")
     if system.kind == COPIES:
         return PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
-    got = "the oracle, which has to know the text beforehand"
-    expect(system.kind != ORACLE, "a system that can draft", got)
+    expect(system.kind != ORACLE, "a system that can draft", "the oracle, which has to know the text beforehand")
     if source is None:
         wanted = "greedy or N-copies for a model without heads"
         raise ValueError(f"expected {wanted}, got {name!r}; see `latticebpd train heads`")
     drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
     if lattices == name:
         return drafter
-    wanted = "copies+N-tree, since only trees tell how sure they are"
-    expect(system.kind in (TREE, CALIBRATED), wanted, repr(name))
+    expect(system.kind in (TREE, CALIBRATED), "copies+N-tree, since only trees tell how sure they are", repr(name))
     copying = PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
     return MixtureDrafter(copying, drafter, num_nodes=system.size)

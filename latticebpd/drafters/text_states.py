@@ -6,18 +6,41 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 
 MAX_LOGITS = 1 << 25
 """Outputs held at a time."""
 ROWS = 16
 """Positions drafted together where a drafter reads texts itself."""
+
+
+class NetworkSource:
+    """What sources of lattices by a network of their own, next to their target, share."""
+
+    shares_lm = False
+
+    def __init__(self, network: nn.Module, target: Model | None) -> None:
+        self._network, self._target = network, target
+
+    @property
+    def target(self) -> Model:
+        if self._target is None:
+            raise ValueError("expected a drafter with the target that it drafts for, got none")
+        return self._target
+
+    @property
+    def weights(self) -> str:
+        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self._network)}"
+
+    def default_system(self, rescored: bool) -> str:
+        return "{n}-tree"
 
 
 @torch.inference_mode()
@@ -51,8 +74,7 @@ def lattices_by_states(
         states = [State(row, text[: position + 2], 1, None, max_depth, source) for row, position in enumerate(chosen)]
         drawn = [lattice for lattice in lattices(states) if lattice is not None]
         fits = len(drawn) == len(states) and all(lattice.slots >= max_depth for lattice in drawn)
-        got = f"one of {chosen[-1] + 2} tokens"
-        expect(fits, "texts within the drafter's positions", got, "make them shorter")
+        expect(fits, "texts within the drafter's positions", f"one of {chosen[-1] + 2} tokens", "make them shorter")
         yield drawn, None
 
 

@@ -17,8 +17,7 @@ def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = 
 
     shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
     """
-    plain = is_plain(logits) and k >= 1
-    top = kernel_top_k(logits.detach().numpy(), k) if plain else _exact_top_k(logits, k)
+    top = kernel_top_k(logits.detach().numpy(), k) if is_plain(logits) and k >= 1 else _exact_top_k(logits, k)
     return [
         SausageLattice(tokens if shortlist is None else np.where(tokens < 0, PADDING, shortlist[tokens]), log_probs)
         for tokens, log_probs in top
@@ -31,10 +30,7 @@ def _exact_top_k(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     log_probs = values[..., :k] - logits.logsumexp(dim=-1, keepdim=True)
     host_values, host_log_probs = (each.cpu().float().numpy() for each in (values, log_probs))
     host_tokens = tokens.cpu().numpy()
-    if host_values.shape[-1] > k:
-        tied = (host_values[..., k] == host_values[..., k - 1]).any(axis=-1)
-    else:
-        tied = np.zeros(len(host_values), dtype=bool)
+    tied = (host_values[..., k:] == host_values[..., k - 1, None]).any(axis=(-2, -1))
     exact = {row: SausageLattice.from_logits(logits[row], k) for row in np.flatnonzero(tied).tolist()}
     return [
         (exact[row].tokens, exact[row].log_probs) if row in exact else (host_tokens[row, :, :k], host_log_probs[row])

@@ -88,8 +88,7 @@ class SystemRun:
     def distribution(self, baseline: SystemRun, what: str) -> dict[str, float]:
         """Quantiles over texts of the speedup in ``seconds`` or ``passes``."""
         speedups = np.array(getattr(baseline, what)) / np.array(getattr(self, what))
-        values = np.quantile(speedups, QUANTILES).tolist()
-        return {f"{quantile:g}": value for quantile, value in zip(QUANTILES, values, strict=True)}
+        return dict(zip(map("{:g}".format, QUANTILES), np.quantile(speedups, QUANTILES).tolist(), strict=True))
 
     def interval(self, baseline: SystemRun, what: str, level: float = 0.95, samples: int = 2000) -> tuple[float, float]:
         """Bootstrap interval of the speedup in ``seconds`` or ``passes``, a ratio of sums over resampled texts, the

@@ -6,13 +6,14 @@ root, -1, is the text so far. Parents come before their children.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
 
+from latticebpd.lattices.pictures import drafts_table, tree_picture
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import ArrayValues, int32, read_only
 
@@ -42,8 +43,6 @@ class Drafts(ArrayValues):
 
     def _repr_html_(self) -> str:
         """For notebooks, tokens as numbers; `latticebpd.show` has words."""
-        from latticebpd.lattices.pictures import drafts_table
-
         return drafts_table(self)
 
 
@@ -101,7 +100,18 @@ class DraftTree(ArrayValues):
                 if token < 0:
                     break
                 node = nodes.setdefault((node, token), len(nodes))
-        return cls(np.array([token for _, token in nodes]), np.array([parent for parent, _ in nodes]), lattice=lattice)
+        return cls.of_edges(nodes, lattice=lattice)
+
+    @classmethod
+    def of_edges(
+        cls,
+        edges: Collection[tuple[int, int]],
+        log_probs: np.ndarray | None = None,
+        lattice: SausageLattice | None = None,
+    ) -> DraftTree:
+        """The tree of the nodes with these parents and tokens."""
+        tokens, parents = np.array([token for _, token in edges]), np.array([parent for parent, _ in edges])
+        return cls(tokens, parents, log_probs, lattice)
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -114,8 +124,6 @@ class DraftTree(ArrayValues):
 
     def _repr_svg_(self) -> str:
         """For notebooks, tokens as numbers; `latticebpd.show` has words."""
-        from latticebpd.lattices.pictures import tree_picture
-
         return tree_picture(self)
 
     @cached_property

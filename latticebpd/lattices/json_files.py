@@ -64,9 +64,8 @@ def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
     required = {each.name for each in fields(schema) if each.default is each.default_factory is MISSING}
     hints = {each.name: get_type_hints(cls)[each.name] for each in fields(schema)}
     if wrong := sorted(required - given.keys()) or sorted(given.keys() - hints.keys()):
-        raise ValueError(
-            f"expected fields {', '.join(hints)}, got {'no' if wrong[0] in hints else 'also'} {wrong[0]!r:.60}"
-        )
+        got = f"{'no' if wrong[0] in hints else 'also'} {wrong[0]!r:.60}"
+        raise ValueError(f"expected fields {', '.join(hints)}, got {got}")
     return cls(**{name: _typed(name, hints[name], value) for name, value in given.items()})
 
 

@@ -58,9 +58,8 @@ class LatticeSet(ArrayValues):
         agree = (log_probs, continuation, context[:1]) == (tokens, tokens[:2], tokens[:1])
         if not (agree and len(tokens) == 3 and tokens[2] and len(context) == 2):
             got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            raise ValueError(
-                f"expected tokens and log_probs [n, slots, k], continuation [n, slots], context [n, c], got {got}"
-            )
+            wanted = "tokens and log_probs [n, slots, k], continuation [n, slots], context [n, c]"
+            raise ValueError(f"expected {wanted}, got {got}")
         expect(self.log_probs.dtype.kind == "f", "float values", self.log_probs.dtype, of="log_probs")
         for name in ("tokens", "continuation", "context"):
             array = getattr(self, name)

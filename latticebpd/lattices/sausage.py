@@ -21,6 +21,7 @@ import fst
 from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
 from latticebpd.checks import expect
+from latticebpd.lattices.pictures import lattice_picture
 from latticebpd.lattices.values import ArrayValues, as_numpy, read_only
 
 if TYPE_CHECKING:
@@ -125,8 +126,6 @@ class SausageLattice(ArrayValues):
 
     def _repr_svg_(self) -> str:
         """For notebooks: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
-        from latticebpd.lattices.pictures import lattice_picture
-
         return lattice_picture(self)
 
     def to_fst(self) -> pywrapfst.VectorFst:
@@ -173,8 +172,7 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
 def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
     """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token without transitions, the lowest of equal ones."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
-    candidates = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max)
-    return candidates.min(axis=-1)
+    return np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(axis=-1)
 
 
 def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> np.ndarray:

@@ -77,10 +77,8 @@ class ShardDirectory:
         files = [path for path in map(self.file, range(min(count, len(existing) + 1))) if path.name in existing]
         if len(files) < count:
             missing = next(file.name for file in map(self.file, range(count)) if file.name not in existing)
-            raise ValueError(
-                f"{self.path}: {count - len(files)} of {count} shards are missing, first {missing}; run the same"
-                f" `{self.command}` command again, which continues it"
-            )
+            found = f"{count - len(files)} of {count} shards are missing, first {missing}"
+            raise ValueError(f"{self.path}: {found}; run the same `{self.command}` command again, which continues it")
         return files
 
     def claim(self, settings: Mapping[str, Any]) -> None:
@@ -96,10 +94,8 @@ class ShardDirectory:
         used = self.settings()
         for name in sorted({*used, *wanted}):
             if used.get(name) != wanted.get(name):
-                raise ValueError(
-                    f"{self.path}: holds {self.holds} made with {name} {used.get(name)}, asked for is"
-                    f" {wanted.get(name)}; choose another directory"
-                )
+                values = f"{name} {used.get(name)}, asked for is {wanted.get(name)}"
+                raise ValueError(f"{self.path}: holds {self.holds} made with {values}; choose another directory")
 
     def renew(self) -> None:
         """Create the directory, or delete its shards, after which it is invalid until its settings are recorded again;
@@ -162,10 +158,8 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
     """Tokens and prompt length of every text of directories that ``latticebpd lattices`` has filled."""
     for directory in map(lattice_directory, paths):
         if not directory.is_ours:
-            raise ValueError(
-                f"{directory.path}: expected a directory that `latticebpd lattices` has filled, which holds the texts"
-                " too; lattice files alone do not tell the prompts"
-            )
+            wanted = "a directory that `latticebpd lattices` has filled, which holds the texts too"
+            raise ValueError(f"{directory.path}: expected {wanted}; lattice files alone do not tell the prompts")
         for shard in range(len(directory.files())):
             yield from Texts.load(directory.file(shard, "texts")).items()
 

@@ -193,8 +193,7 @@ def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> floa
 
 
 def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
-    begin = torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES])
-    weights = (begin * allowed).requires_grad_()
+    weights = (torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES]) * allowed).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:

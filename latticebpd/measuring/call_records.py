@@ -41,12 +41,11 @@ class End(Enum):
 class ModelChoice:
     """The model's prediction at a position of its text.
 
-    best: its most probable token. rank: the written token's, from 0. gap: of their log-probabilities.
+    best: its most probable token. rank: the written token's, from 0.
     """
 
     best: int
     rank: int
-    gap: float
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,7 @@ def read_calls(
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
-    is_encoder_decoder = BaseModel.of(model).is_encoder_decoder
-    read = out.sequences[row, : out.prompt_length].tolist() if is_encoder_decoder else list(prompt)
+    read = list(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).is_encoder_decoder else prompt)
     calls, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
         lattice, context = step.tree.lattice, read + written[:start]
@@ -167,10 +165,9 @@ class _ForcedText:
 
     def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
         # After the text's end any token will do.
-        tokens = [*self.written[len(self.choices) : len(self.choices) + len(logits)]]
-        tokens += [0] * (len(logits) - len(tokens))
+        tokens = [*self.written[len(self.choices) :], *[0] * len(logits)][: len(logits)]
         for line, token in zip(logits, tokens, strict=True):
             value = line[token]
             rank = int((line > value).sum()) + int((line[:token] == value).sum())
-            self.choices.append(ModelChoice(int(line.argmax()), rank, float(line.max() - value)))
+            self.choices.append(ModelChoice(int(line.argmax()), rank))
         return tokens

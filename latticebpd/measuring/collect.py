@@ -93,12 +93,8 @@ def collect(
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
     prompt_lengths: list[int] = []
-    texts = (
-        data.items()
-        if options.teacher_force
-        else _written(writer, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
-    )
-    for text, prompt_length in texts:
+    own = _written(writer, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
+    for text, prompt_length in data.items() if options.teacher_force else own:
         new = min(len(text) - prompt_length, options.max_new_tokens)
         if new > 1:
             source, read, begin = [], text, prompt_length
@@ -110,8 +106,8 @@ def collect(
             prompt_lengths.append(prompt_length)
         on_text()
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
-    origin = f"{drafts.weights}, {GIVEN_TEXT if options.teacher_force else OWN_TEXT}"
-    lattices = replace(LatticeSet.joined(parts), origin=origin)
+    made_of = GIVEN_TEXT if options.teacher_force else OWN_TEXT
+    lattices = replace(LatticeSet.joined(parts), origin=f"{drafts.weights}, {made_of}")
     if not options.prompt_context:
         (lattices,) = without_prompts([lattices])
     return lattices, Texts.of_rows(rows, prompt_lengths)

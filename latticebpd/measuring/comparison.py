@@ -164,11 +164,13 @@ def compare(
     for block, numbers in parts:
         signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
-        lengths = np.stack([each.lengths for each in outcomes], axis=1)
-        stepped, tokens = replay.steps(signature.by, block, lengths)
+        stepped, tokens = replay.steps(signature.by, block, np.stack([each.lengths for each in outcomes], axis=1))
         result.texts[0] = replay.texts
         _add(result, block, outcomes, stepped)
-        _resample(result.resampled, numbers, np.stack([tokens, stepped], axis=2), seed)
+        counted = np.stack([tokens, stepped], axis=2)
+        for unit in np.unique(numbers).tolist():  # each text Poisson(1) times: the bootstrap of streams
+            times = np.random.default_rng((seed, unit)).poisson(1, len(result.resampled))
+            result.resampled[:] += times[:, None, None] * counted[numbers == unit].sum(axis=0)
     return result
 
 
@@ -220,10 +222,3 @@ def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         run = np.where(equal[:, slot], run + 1, is_token[:, slot + 1].astype(np.int64))
         longest = np.maximum(longest, run)
     return equal.sum(axis=1), (is_token[:, 1:] & is_token[:, :-1]).sum(axis=1), longest
-
-
-def _resample(resampled: np.ndarray, units: np.ndarray, counted: np.ndarray, seed: int) -> None:
-    """Draw each text Poisson(1) times, the bootstrap of streams. counted: ``[n, systems, 2]`` tokens and steps."""
-    for unit in np.unique(units).tolist():
-        weights = np.random.default_rng((seed, unit)).poisson(1, len(resampled))
-        resampled += weights[:, None, None] * counted[units == unit].sum(axis=0)

@@ -52,8 +52,7 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
     rest = np.where(others > 0, np.clip(1 - mass, 0, others * least_arc), 0)
     full = np.floor(rest / least_arc)
     low = kept - full * _p_log_p(least_arc) - _p_log_p(rest - full * least_arc)
-    high = kept - others * _p_log_p(rest / np.maximum(others, 1))
-    return low, np.maximum(low, high)
+    return low, np.maximum(low, kept - others * _p_log_p(rest / np.maximum(others, 1)))
 
 
 def _p_log_p(p: np.ndarray) -> np.ndarray:
@@ -134,8 +133,7 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
         else:
             written = "as `latticebpd lattices` writes them"
             raise ValueError(f"expected lattices with entropies, {written}, or a vocabulary's size; got neither")
-        lengths = lengths_of(ranks(block), 1)
-        stepped, tokens = replay.steps(signature.by, block, lengths)
+        stepped, tokens = replay.steps(signature.by, block, lengths_of(ranks(block), 1))
         middle = (low + high) / 2
         bins = np.minimum((middle / BIN).astype(np.int64), histogram.shape[1] - 1)
         for head in range(size):

@@ -191,8 +191,7 @@ def _paper_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[flo
     models = [shape, *([] if decoding.rescorer is None else [decoding.rescorer])]
     parameters = sum(model.bytes_per_number * model.parameters for model in models)
     cache = sum(2 * model.layers * model.feed_forward * model.bytes_per_number * seen for model in models)
-    flops = sum(2 * model.parameters + 8 * model.layers * model.hidden * seen**2 for model in models)
-    return parameters, cache, flops
+    return parameters, cache, sum(2 * each.parameters + 8 * each.layers * each.hidden * seen**2 for each in models)
 
 
 def _corrected_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[float, float, float]:

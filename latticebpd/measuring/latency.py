@@ -59,8 +59,7 @@ def rescoring_latency(
                 best[index] = min(best[index], clock() - begin)
         return float(np.median(best) * 1e3)
 
-    longest = min(8, lattices.tokens.shape[1])
-    by_p = np.array([median((longest, width), p) for p in P])
+    by_p = np.array([median((min(8, lattices.tokens.shape[1]), width), p) for p in P])
     by_shape = np.array([[median((slots, k), 1) if k <= width else np.nan for k in WIDTHS] for slots in SLOTS])
     return Latency(by_p, by_shape, min(COUNT, len(lattices)), signature)
 

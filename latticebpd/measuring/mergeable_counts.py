@@ -104,10 +104,8 @@ class MergeableCounts:
             arrays = {name: np.array(record[name], dtype=np.int64) for name in shapes}
             parts = frozenset(map(Shard.parse, record.get("parts", ())))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise ValueError(
-                f"expected a record of kind {cls.KIND!r}, as `{cls.COMMAND} --tally` writes it, got something else:"
-                f" {error}; make it anew"
-            ) from error
+            wanted = f"a record of kind {cls.KIND!r}, as `{cls.COMMAND} --tally` writes it"
+            raise ValueError(f"expected {wanted}, got something else: {error}; make it anew") from error
         for name, array in arrays.items():
             if array.shape != shapes[name] or array.min(initial=0) < 0:
                 raise ValueError(f"expected {name} as numbers of at least 0 of shape {shapes[name]}, got {array.shape}")

@@ -73,13 +73,11 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
         if not following.shape[1]:
             continue
         if base.is_encoder_decoder:
-            start = torch.full((1, 1), base.start_id, device=base.device)
-            read = torch.cat([start, following[:, :-1]], dim=1)
+            read = torch.cat([torch.full((1, 1), base.start_id, device=base.device), following[:, :-1]], dim=1)
             logits = base.model(input_ids=prompt, attention_mask=torch.ones_like(prompt), decoder_input_ids=read).logits
         else:
             logits = base.model(**base.text(ids[:, :-1])).logits[:, prompt_length - 1 :]
-        log_probs = logits.float().log_softmax(dim=-1).gather(2, following[:, :, None])
-        loss -= float(log_probs.double().sum())
+        loss -= float(logits.float().log_softmax(dim=-1).gather(2, following[:, :, None]).double().sum())
         count += following.shape[1]
     expect(count, "at least one token after a prompt")
     return math.exp(loss / count)
@@ -93,10 +91,9 @@ def normalised(text: str) -> str:
 
 def _overlap(text: str, reference: str) -> float:
     words, wanted = normalised(text).split(), normalised(reference).split()
-    common = sum((Counter(words) & Counter(wanted)).values())
     if not words or not wanted:
         return float(words == wanted)
-    return 2 * common / (len(words) + len(wanted))
+    return 2 * (Counter(words) & Counter(wanted)).total() / (len(words) + len(wanted))
 
 
 def _mean(texts: Sequence[str], references: References, score: Callable[[str, str], float]) -> float:

@@ -60,8 +60,7 @@ def forward_func(
     A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
     """
     del tokenizer
-    mask = inputs.attention_mask
-    options: Any = {"max_new_tokens": max_new_tokens, "attention_mask": mask, **kwargs}
+    options: Any = {"max_new_tokens": max_new_tokens, "attention_mask": inputs.attention_mask, **kwargs}
     out = generate(model, inputs.input_ids, drafter, **options)
     lengths = [length for length, calls in enumerate(out.accept_counts.tolist()) for _ in range(calls)]
     return out.sequences, out.num_tokens, out.num_calls, lengths
@@ -102,13 +101,12 @@ def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> li
     file and line, or no question at all."""
 
     def parse(record: Any) -> Question:
-        question = Question(record["question_id"], record["category"], record["turns"])
-        if not (type(question.question_id) is int and isinstance(question.category, str)):
+        number, category, turns = record["question_id"], record["category"], record["turns"]
+        if not (type(number) is int and isinstance(category, str)):
             raise ValueError("question_id must be a number, category a string")
-        turns = question.turns
         if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
             raise ValueError("turns must be a list of texts")
-        return question
+        return Question(number, category, turns)
 
     taken: Counter[str] = Counter()
     questions = []
@@ -138,24 +136,16 @@ class Answer:
     def as_record(self, model_id: str) -> dict[str, Any]:
         """The line of an answer file, as the benchmark writes and reads it."""
         values = asdict(self)
-        del values["question"]
-        return {
-            "question_id": self.question.question_id,
-            "category": self.question.category,
-            "answer_id": uuid.uuid4().hex,
-            "model_id": model_id,
-            "choices": [{"index": 0, **values}],
-            "tstamp": time.time(),
-        }
+        question = values.pop("question")
+        del question["turns"]
+        record = {**question, "answer_id": uuid.uuid4().hex, "model_id": model_id}
+        return record | {"choices": [{"index": 0, **values}], "tstamp": time.time()}
 
 
 def write_answers(answers: Sequence[Answer], path: str | os.PathLike[str], model_id: str) -> None:
     """Write an answer file, one JSON object a line, sorted by question; it appears whole."""
-    lines = [
-        json.dumps(answer.as_record(model_id)) + "\n"
-        for answer in sorted(answers, key=lambda answer: answer.question.question_id)
-    ]
-    write_text(path, "".join(lines))
+    ordered = sorted(answers, key=lambda answer: answer.question.question_id)
+    write_text(path, "".join(json.dumps(answer.as_record(model_id)) + "\n" for answer in ordered))
 
 
 @dataclass(frozen=True)
@@ -196,17 +186,11 @@ class Run:
         return [self._result(task, {task}) for task in tasks] + [self._result("overall", set(tasks))]
 
     def _result(self, name: str, tasks: set[str]) -> TaskResult:
-        pairs = [
-            (ours, base) for ours, base in zip(self.answers, self.greedy, strict=True) if ours.question.task in tasks
-        ]
-        lengths = [length for ours, _ in pairs for length in ours.accept_lengths]
-        return TaskResult(
-            task=name,
-            questions=len(pairs),
-            mean_accepted=sum(lengths) / len(lengths) if lengths else float("nan"),
-            tokens_per_second=sum(ours.tokens_per_second for ours, _ in pairs) / len(pairs),
-            greedy_tokens_per_second=sum(base.tokens_per_second for _, base in pairs) / len(pairs),
-        )
+        own, greedy = ([each for each in every if each.question.task in tasks] for every in (self.answers, self.greedy))
+        lengths = [length for answer in own for length in answer.accept_lengths]
+        mean_accepted = sum(lengths) / len(lengths) if lengths else float("nan")
+        speeds = (sum(answer.tokens_per_second for answer in each) / len(own) for each in (own, greedy))
+        return TaskResult(name, len(own), mean_accepted, *speeds)
 
 
 def run(
@@ -227,64 +211,51 @@ def run(
     :func:`forward_func`, which also gets ``kwargs``. max_new_tokens: per turn.
     """
     expect(max_new_tokens >= 1, "max_new_tokens >= 1", max_new_tokens)
-    base = BaseModel.of(model)
-    asker, baseline = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions), baseline_of(model)
+    ask, baseline = partial(_ask, model, prompts, max_new_tokens), baseline_of(model)
     for _ in range(WARM_UPS):
-        asker.ask(questions[0], baseline, {})
-        asker.ask(questions[0], forward, kwargs)
-    asker.cut = 0
-    answers, greedy, differing = [], [], 0
+        ask(questions[0], baseline, {})
+        ask(questions[0], forward, kwargs)
+    answers, greedy, cut, differing = [], [], 0, 0
     for question in questions:
         on_question(question)
-        greedy.append(asker.ask(question, baseline, {}))
-        cut = asker.cut  # of a prompt cut for both methods, count one
-        answers.append(asker.ask(question, forward, kwargs))
-        asker.cut = cut
-        differing += sum(ours != theirs for ours, theirs in zip(answers[-1].turns, greedy[-1].turns, strict=True))
-    return Run(answers, greedy, asker.cut, differing)
+        base, lost = ask(question, baseline, {})
+        own, _ = ask(question, forward, kwargs)  # of a prompt cut for both methods, count one
+        answers.append(own)
+        greedy.append(base)
+        cut += lost
+        differing += sum(ours != theirs for ours, theirs in zip(own.turns, base.turns, strict=True))
+    return Run(answers, greedy, cut, differing)
 
 
-@dataclass
-class _Asker:
-    """Asks questions of one model."""
-
-    model: Model
-    device: torch.device
-    prompts: PlainText
-    max_new_tokens: int
-    max_positions: int | None
-    cut: int = 0
-
-    def ask(self, question: Question, forward: ForwardFunc, kwargs: dict[str, Any]) -> Answer:
-        answer = Answer(question)
-        turns: list[str] = []
-        ends = {} if self.prompts.eos_ids is None else {"eos_token_id": self.prompts.eos_ids}
-        for turn in question.turns:
-            turns.append(turn)
-            ids = self._prompt(turns)
-            inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-            self._synchronize()
-            started = time.perf_counter()
-            output_ids, new_token, step, accept_lengths = forward(
-                inputs, self.model, None, self.max_new_tokens, **ends, **kwargs
-            )
-            self._synchronize()
-            answer.wall_time.append(time.perf_counter() - started)
-            answer.turns.append(self.prompts.text(output_ids[0, ids.shape[1] :].tolist()))
-            answer.decoding_steps.append(int(step))
-            answer.new_tokens.append(int(new_token))
-            answer.accept_lengths.extend(accept_lengths)
-            turns.append(answer.turns[-1])
-        return answer
-
-    def _prompt(self, turns: list[str]) -> Tensor:
-        ids = self.prompts.prompt(turns)
-        if self.max_positions is not None:
-            room = max(self.max_positions - self.max_new_tokens, 1)
-            self.cut += len(ids) > room
-            ids = ids[-room:]
-        return torch.tensor([ids], device=self.device)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+def _ask(
+    model: Model,
+    prompts: PlainText,
+    max_new_tokens: int,
+    question: Question,
+    forward: ForwardFunc,
+    kwargs: dict[str, Any],
+) -> tuple[Answer, int]:
+    """The answer, and how many of its prompts were cut."""
+    base, answer, cut, turns = BaseModel.of(model), Answer(question), 0, list[str]()
+    synchronize = torch.cuda.synchronize if base.device.type == "cuda" else ignore
+    ends = {} if prompts.eos_ids is None else {"eos_token_id": prompts.eos_ids}
+    for turn in question.turns:
+        turns.append(turn)
+        tokens = prompts.prompt(turns)
+        if base.max_positions is not None:
+            room = max(base.max_positions - max_new_tokens, 1)
+            cut += len(tokens) > room
+            tokens = tokens[-room:]
+        ids = torch.tensor([tokens], device=base.device)
+        inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        synchronize()
+        started = time.perf_counter()
+        output_ids, new_token, step, accept_lengths = forward(inputs, model, None, max_new_tokens, **ends, **kwargs)
+        synchronize()
+        answer.wall_time.append(time.perf_counter() - started)
+        answer.turns.append(prompts.text(output_ids[0, ids.shape[1] :].tolist()))
+        answer.decoding_steps.append(int(step))
+        answer.new_tokens.append(int(new_token))
+        answer.accept_lengths.extend(accept_lengths)
+        turns.append(answer.turns[-1])
+    return answer, cut

@@ -62,11 +62,10 @@ class AlphaSweep:
 
     def __add__(self, other: AlphaSweep) -> AlphaSweep:
         """The weights of both, on the same lattices."""
-        alphas = (*self.alphas, *other.alphas)
-        order = np.argsort(alphas, kind="stable")
+        every = (*self.alphas, *other.alphas)
+        alphas, order = tuple(sorted(every)), np.argsort(every, kind="stable")
         counts = np.concatenate([self.counts, other.counts])[order]
-        walked = np.concatenate([self.walked, other.walked])[order]
-        return replace(self, alphas=tuple(sorted(alphas)), counts=counts, walked=walked)
+        return replace(self, alphas=alphas, counts=counts, walked=np.concatenate([self.walked, other.walked])[order])
 
 
 def sweep_alpha(

@@ -89,9 +89,7 @@ def about(loaded: Loaded) -> str:
         )
     title = CATALOGUE[loaded.name].title if loaded.name in CATALOGUE else loaded.name
     millions = sum(parameter.numel() for parameter in loaded.base.parameters()) / 1e6
-    heads = "no heads, so that all drafts are copies"
-    if loaded.source is not None:
-        heads = f"{loaded.source.num_slots} heads"
+    heads = "no heads, so that all drafts are copies" if loaded.source is None else f"{loaded.source.num_slots} heads"
     return f"{title}: {millions:,.0f}M parameters, {heads}."
 
 
@@ -179,8 +177,7 @@ def flagship(names: Iterable[str]) -> str:
 
 def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
-    names = system_names(loaded, settings)
-    drafters = {label: loaded.drafter(name, k=settings.k) for label, name in names.items()}
+    drafters = {label: loaded.drafter(name, k=settings.k) for label, name in system_names(loaded, settings).items()}
     if loaded.source is not None and settings.every_system:
         drafters["oracle"] = HindsightDrafter(loaded.lattice_source(settings.k), continuation)
     return drafters
@@ -235,9 +232,8 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
             exact &= torch.equal(out.sequences, greedy)
         generate_texts += torch.equal(greedy, reference)
     took = (time.perf_counter() - begun, time.thread_time() - begun_processor)
-    every = system_names(loaded, replace(settings, every_system=True)) | dict.fromkeys(
-        [] if loaded.source is None else ["oracle"]
-    )
+    oracle = [] if loaded.source is None else ["oracle"]
+    every = [*system_names(loaded, replace(settings, every_system=True)), *oracle]
     left_out = tuple(name for name in every if name not in results)
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
     exact &= generate_texts == len(prompts) or loaded.weights not in EXACT
@@ -249,15 +245,13 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
     """What `generate()` writes."""
     base = BaseModel.of(loaded.model)
     ids = torch.tensor([prompt.ids], device=base.device)
-    ends = {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
-    stock: Any = base.model
-    return stock.generate(
+    return base.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
         max_new_tokens=max_new_tokens,
         pad_token_id=base.pad_id or 0,
-        **ends,
+        **({"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}),
     )
 
 
@@ -291,12 +285,11 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
         counted = _ngram_model(loaded.lm)
         lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
         lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(loaded.lm))
-    base = BaseModel.of(loaded.model)
-    model: Any = loaded.model
+    base = loaded.base
     return {
         "version": __version__,
         "model": loaded.name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         **lm,
         "prompts": prompts,
         "max_new_tokens": settings.max_new_tokens,

@@ -49,8 +49,7 @@ def picture(sentence: Sentence) -> Figure:
     labels = [
         Patch(facecolor=colour, edgecolor="#9aa3ad", linewidth=0.5, label=label) for colour, label in CELLS.values()
     ]
-    per_line = 2 if columns < 18 else 4
-    figure.legend(handles=labels, loc="outside lower center", ncols=per_line, fontsize=8, frameon=False)
+    figure.legend(handles=labels, loc="outside lower center", ncols=2 if columns < 18 else 4, fontsize=8, frameon=False)
     return figure
 
 
@@ -62,8 +61,7 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
         axes.plot(wait.position, 0, marker="v", color=EDGE, markersize=4, clip_on=False)
     free = [position for position, waits in enumerate(sentence.dependencies.waits) if not waits]
     axes.plot(free, [0] * len(free), "o", color="white", markeredgecolor=EDGE, markersize=4, clip_on=False)
-    axes.set_ylim(0, 1.08)
-    axes.set_yticks([])
+    axes.set(ylim=(0, 1.08), yticks=[])
     axes.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
     axes.spines[["top", "left", "right", "bottom"]].set_visible(False)
     axes.set_ylabel("waited for", fontsize=8)

@@ -64,8 +64,7 @@ def block_efficiency(measurements: Measurements) -> Section:
         Column("oracle, k = 2", f"{ORACLE} Two arcs per slot.", two),
         Column(f"oracle, k = {first.comparison.signature.k}", f"{ORACLE} All arcs.", two),
     )  # fmt: skip
-    by = counted(measurements.sets)
-    caption = f"Block efficiency of rescored drafts (as tables 1, 4 and 9 of the paper), {by}"
+    caption = f"Block efficiency of rescored drafts (as tables 1, 4 and 9 of the paper), {counted(measurements.sets)}"
     note = "● more tokens per call than vanilla, ○ not more; then the change relative to vanilla."
     items = [Table("block-efficiency", caption, columns, rows, (note,))]
     items += [_systems(measured, model) for measured in measurements.sets]
@@ -135,11 +134,10 @@ def headroom(measurements: Measurements) -> Section:
         oracle, best = measured.oracle, measured.best_system(measurements.options.budget)
         labels = {name: system_label(name, measurements.model) for name in ("vanilla", best, "oracle")}
         arcs = "oracle block efficiency by arcs per slot (figure 6)"
+        accepted = plots.accepted_histogram(measured.comparison, labels)
         items += [
             plot_of(measured, "oracle", arcs, plots.oracle_curves(oracle), " k = 1 is vanilla."),
-            plot_of(
-                measured, "accepted", "drafted tokens accepted", plots.accepted_histogram(measured.comparison, labels)
-            ),
+            plot_of(measured, "accepted", "drafted tokens accepted", accepted),
             plot_of(measured, "losses", "where vanilla drafts end, and why", plots.losses_by_head(oracle)),
         ]
         vanilla = dict(zip(oracle.heads, oracle.block_efficiency[oracle.ks.index(1)].tolist(), strict=True))

@@ -71,8 +71,7 @@ def _hardware_table(cost: HardwareCost, name: str, caption: str) -> Table:
 
 
 def latency(measurements: Measurements) -> Section | None:
-    measured = measurements.latency
-    if measured is None:
+    if (measured := measurements.latency) is None:
         return None
     note = (
         f"Milliseconds on one thread of this machine, {measured.signature.lm or 'no language model'}; least of several"

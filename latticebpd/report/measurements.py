@@ -233,18 +233,15 @@ def _measure_one(
         records |= dict.fromkeys((*tunings.get(name, ()), *rescoring.set_aside_by(model)))
     # Weights tuned on other files exclude none of these examples.
     fitted = [record for record in records if record.lattices == fingerprint]
-    oracle = tally(read("oracle"), *_sizes(first), options.by)
+    _, slots, k = first.tokens.shape
+    widths = [*(width for width in WIDTHS if width < k), k]
+    heads = [*(number for number in HEADS if number <= slots), slots + 1]
+    oracle = tally(read("oracle"), widths, heads, options.by)
     comparison = compare(read("systems"), names, weighted or None, options.alpha, options.seed, by=options.by)
     is_known = first.entropy is not None or vocab_size is not None
     entropy = head_entropy(read("entropy"), vocab_size, options.by) if is_known else None
     measured = Measured(dataset.name, texts, tuple(fitted), oracle, comparison, entropy, weighted, tunings)
     return measured if texts is None else replace(measured, texts=texts - measured.num_excluded)
-
-
-def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:
-    """Widths and numbers of heads for the oracle."""
-    _, slots, k = block.tokens.shape
-    return sorted({w for w in WIDTHS if w <= k} | {k}), sorted({h for h in HEADS if h <= slots + 1} | {slots + 1})
 
 
 def _example(block: LatticeSet, measured: Measured, options: Options) -> Example:

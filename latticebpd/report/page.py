@@ -93,8 +93,7 @@ class Report:
 
 def _runs(items: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """Runs of neighbours of one kind: plots stand side by side."""
-    kinds = {Table: "table", Plot: "plot", Drawing: "drawing"}
-    return [(kind, list(group)) for kind, group in groupby(items, lambda item: kinds[type(item)])]
+    return [(kind, list(group)) for kind, group in groupby(items, lambda item: type(item).__name__.lower())]
 
 
 def _svg(item: Plot | Drawing) -> Markup:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fst.files import replacing
@@ -33,8 +32,7 @@ CURVES = ("1-best", "16-best", "64-tree")
 def _axes(x_label: str, y_label: str = EFFICIENCY, height: float = 3.5) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.6, height), layout="constrained")
     axes = figure.subplots()
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set(xlabel=x_label, ylabel=y_label)
     return figure, axes
 
 
@@ -230,8 +228,7 @@ def reliability_curve(reliability: Reliability) -> Figure:
     is_known = reliability.count > 0
     axes.plot([0, 1], [0, 1], color=INK.light, linewidth=0.8)
     axes.plot(reliability.predicted[is_known], reliability.observed[is_known], marker="o", color=BLUE)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
     return figure
 
 
@@ -240,6 +237,5 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     kind = Path(path).suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"{path}: expected a name that ends in {', '.join(FORMATS)}")
-    FigureCanvasAgg(figure)
     with replacing(path) as temporary, rc_context(STYLE):
         figure.savefig(temporary, format=kind[1:])

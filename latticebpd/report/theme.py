@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 
@@ -65,7 +63,6 @@ STYLE: Any = {
 def png(figure: Figure) -> bytes:
     """The figure on white ground."""
     file = io.BytesIO()
-    FigureCanvasAgg(figure)
     with rc_context(STYLE):
         figure.savefig(file, format="png", facecolor="white", metadata={"Software": None})
     return file.getvalue()
@@ -74,7 +71,6 @@ def png(figure: Figure) -> bytes:
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as an SVG element for a page: colours are CSS variables, ids prefixed, the ground transparent."""
     file = io.StringIO()
-    FigureCanvasSVG(figure)
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context(STYLE):
         figure.savefig(file, format="svg", transparent=True, metadata=metadata)

@@ -14,15 +14,13 @@ from markupsafe import Markup
 from fst.drawing import lattice_svg
 from fst.files import write_text
 from latticebpd.lattices.drafts import ROOT
+from latticebpd.lattices.pictures import Word
 from latticebpd.lattices.token_text import piece
 from latticebpd.measuring.call_records import Call, End
 from latticebpd.report.page import render_page
 
 Decode = Callable[[list[int]], str]
 """Tokens from the text's first new one on -> text."""
-
-Word = Callable[[int], str]
-"""A token -> its text, for pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +56,7 @@ def write_trace(
     path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any
 ) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
-    page = trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
-    write_text(path, page)
+    write_text(path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token)))
 
 
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:
@@ -108,8 +105,7 @@ def _lattice(call: Call, written: list[int], word: Word, most: int) -> Markup:
     if (lattice := call.step.tree.lattice) is None:
         return Markup("")
     draft = [each.drafted for each in call.positions if each.drafted is not None]
-    svg = lattice_svg(lattice.tokens, lattice.log_probs, word, written[call.start :], draft, most, call.after)
-    return Markup(svg)
+    return Markup(lattice_svg(lattice.tokens, lattice.log_probs, word, written[call.start :], draft, most, call.after))
 
 
 def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:

@@ -70,7 +70,12 @@ class KenlmScorer:
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         checked_count("p", p)
-        return [self._paths(lattice, context, p) for lattice, context in zip(lattices, contexts, strict=True)]
+        drafts = []
+        for lattice, context in zip(lattices, contexts, strict=True):  # exact, by the core's search of the product
+            automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
+            tokens, scores = self.compose(automaton, context)[0].nbest_paths(p=p)
+            drafts.append(Drafts(tokens.reshape(len(tokens), lattice.slots), scores))
+        return drafts
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         checked_count("num_nodes", num_nodes)
@@ -105,12 +110,6 @@ class KenlmScorer:
         )
         return product, np.array(origins, np.int64)
 
-    def _paths(self, lattice: SausageLattice, context: Context, p: int) -> Drafts:
-        """Exact p-best, by the core's search of the product."""
-        automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
-        tokens, scores = self.compose(automaton, context)[0].nbest_paths(p=p)
-        return Drafts(tokens.reshape(len(tokens), lattice.slots), scores)
-
     def _tree(self, lattice: SausageLattice, context: Context, num_nodes: int) -> DraftTree:
         """Exact best-first tree: the most probable prefix leaves a heap, and its continuations enter it."""
         automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
@@ -120,8 +119,7 @@ class KenlmScorer:
         def expand(node: int, cost: float, path: tuple[int, ...], at: int, state: Any) -> None:
             if not (following := automaton.arcs(at)):
                 return
-            steps = [self.step(state, token) for token, _, _ in following]
-            pairs = list(zip(following, steps, strict=True))
+            pairs = [(arc, self.step(state, arc[0])) for arc in following]
             values = np.array([log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in pairs])
             top = values.max()
             norm = top + np.log(np.exp(values - top).sum())

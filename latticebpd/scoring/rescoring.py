@@ -16,6 +16,7 @@ from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
+from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
 from latticebpd.scoring.weights import RESCORER_CONFIG, Tuning, alpha_path, checked_alpha, stored_tunings, weight_for
@@ -107,8 +108,6 @@ def _load(lm: LanguageModel) -> Tuned:
     if isinstance(lm, Scorer):
         return Tuned(lm)
     if type(lm).__module__ == "kenlm":
-        from latticebpd.scoring.kenlm import KenlmScorer
-
         return Tuned(KenlmScorer(lm))
     raise ValueError(
         "expected an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, an FST of"

@@ -52,9 +52,8 @@ class Tuning:
         wanted = f"an efficiency for each of {len(self.alphas)} alphas"
         expect(len(self.alphas) == len(self.block_efficiency), wanted, len(self.block_efficiency))
         if self.by not in (DECODE, POSITION) or _size_and_kind(self.system)[0] >= 2**63:
-            raise ValueError(
-                f"expected a drafting system, by decode or position, got {self.system!r:.60}, by {self.by!r:.60}"
-            )
+            got = f"{self.system!r:.60}, by {self.by!r:.60}"
+            raise ValueError(f"expected a drafting system, by decode or position, got {got}")
 
     @property
     def at_edge(self) -> bool:

@@ -28,8 +28,6 @@ GGUF_NAME = "model.gguf"
 """The file that a folder's weights were converted from, beside them: the CPU engine reads its blocks."""
 EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model, copied into its folder."""
-
-
 HUB_SECONDS = 10
 """Time limit of a request to the hub."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.target.chat_templates import render_chat
-from latticebpd.target.engine_target import EngineTarget
+from latticebpd.target.engine_target import EngineTarget, target_of
 
 if TYPE_CHECKING:
     from latticebpd.target.stock_model import Model
@@ -66,8 +66,7 @@ class ChatTemplate(PlainText):
         # The special token that the template puts after the model's turn, if any.
         end, special = self._written(self.messages(["?", "!"])).rpartition("!")[2], set(tokenizer.all_special_ids)
         self.turn_ends = [token for token in self.ids(end) if token in special][:1]
-        ends = [] if model is None else _eos_ids(model)
-        self.eos_ids = list(dict.fromkeys([*ends, *self.turn_ends]))
+        self.eos_ids = list(dict.fromkeys([*([] if model is None else target_of(model).eos_ids), *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
         return self.prompt_of(self.messages(turns))
@@ -95,14 +94,6 @@ class ChatTemplate(PlainText):
         # That of transformers renders templates without a limit on their time and memory.
         variables = {**self.tokenizer.special_tokens_map, **settings}
         return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
-
-
-def _eos_ids(model: Model | EngineTarget) -> list[int]:
-    if isinstance(model, EngineTarget):
-        return model.eos_ids
-    from latticebpd.target.stock_model import BaseModel
-
-    return BaseModel.of(model).eos_ids
 
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:

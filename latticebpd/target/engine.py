@@ -98,8 +98,7 @@ def share_engine(model: PreTrainedModel, target: EngineTarget) -> None:
 def engine_of(model: PreTrainedModel) -> Engine | None:
     """The engine that decodes with a model run on; None for PyTorch. ValueError if the model is no longer the one that
     the engine was made of."""
-    engine = _engines.get(model)
-    if engine is None:
+    if (engine := _engines.get(model)) is None:
         return None
     hooked = hooked_module(model)
     if hooked is None and fingerprint(model) == engine.fingerprint:

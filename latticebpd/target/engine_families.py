@@ -76,8 +76,7 @@ def objection(model: PreTrainedModel) -> str | None:
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if activation not in GELU | {"silu"}:
         return f"its activation is {activation}"
-    rope = {each.get("rope_type", each.get("type")) for each in rope_kinds(config)} & {"dynamic", "longrope"}
-    if rope:
+    if rope := {each.get("rope_type", each.get("type")) for each in rope_kinds(config)} & {"dynamic", "longrope"}:
         return f"its rotary positions ({rope.pop()}) depend on a text's length"
     if getattr(config, "layer_types", None) and not set(config.layer_types) <= {"full_attention", "sliding_attention"}:
         return "its layers do more than attend to texts and windows"
@@ -114,8 +113,7 @@ def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
     settings.attention_softcap, settings.logit_softcap = (
         (getattr(config, name, None) or 0.0) if name in family.caps else 0.0 for name in (ATTENTION_CAP, LOGIT_CAP)
     )
-    scale = getattr(decoder.embed_tokens, "embed_scale", None)
-    settings.embedding_scale = 1.0 if scale is None else float(scale)
+    settings.embedding_scale = float(getattr(decoder.embed_tokens, "embed_scale", 1.0))
     settings.gelu = (getattr(config, "hidden_activation", None) or config.hidden_act) in GELU
     kinds = _rotations(decoder.rotary_emb)
     for frequencies, factor in kinds.values():

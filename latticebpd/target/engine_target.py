@@ -62,9 +62,7 @@ class EngineTarget:
     def vocab_size(self) -> int:
         return self.weights.file.tensors["token_embd.weight"].shape[0]
 
-    @property
-    def source_vocab_size(self) -> int:
-        return self.vocab_size
+    source_vocab_size = vocab_size
 
     @property
     def hidden_size(self) -> int:
@@ -72,6 +70,15 @@ class EngineTarget:
 
     def check_rope_limit(self, shortest: int, longest: int) -> None:
         """Rotary positions are unscaled."""
+
+
+def target_of(model: Any) -> Any:
+    """The target itself, or the ``BaseModel`` of a model of ``transformers``."""
+    if isinstance(model, EngineTarget):
+        return model
+    from latticebpd.target.stock_model import BaseModel
+
+    return BaseModel.of(model)
 
 
 def engine_target(path: Path) -> EngineTarget | None:

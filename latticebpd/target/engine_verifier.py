@@ -108,8 +108,7 @@ class EngineVerifier:
         if not self.layers:
             return None
         self.states[row] = [np.concatenate(self.states[row])]
-        states: Tensor = as_tensor(self.states[row][0])
-        return states
+        return as_tensor(self.states[row][0])
 
     def _read(
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False

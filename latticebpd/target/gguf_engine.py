@@ -51,8 +51,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     # Powers in float64, rounded: PyTorch's, where NumPy's in float32 are often a bit off.
     powers = np.float64(number("rope.freq_base", 10_000.0, whole=False)) ** exponents.astype(np.float64)
-    frequencies = np.float32(1) / powers.astype(np.float32)
-    settings.add_rotation(frequencies.tolist(), 1.0)
+    settings.add_rotation((np.float32(1) / powers.astype(np.float32)).tolist(), 1.0)
     layers = []
     for index in range(min(number("block_count"), len(file.tensors))):
         layer = _engine.Layer()

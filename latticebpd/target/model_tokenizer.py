@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
+from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.lattices.json_files import DAMAGE, read_json
 from latticebpd.target.chat_templates import render_chat
@@ -97,14 +98,11 @@ class ModelTokenizer:
     ) -> Any:
         """The text of a conversation, or its ids as ``__call__`` gives them; ValueError if there is no template or it
         refuses the conversation."""
-        template = self.chat_template
+        template: Any = self.chat_template
         if isinstance(template, dict):
             wants_tools = variables.get("tools") is not None and "tool_use" in template
             template = template.get("tool_use" if wants_tools else "default")
-        if not template:
-            raise ValueError(
-                "expected a tokenizer with a chat template, got one without; give the prompt as plain text"
-            )
+        expect(template, "a tokenizer with a chat template", "one without", "give the prompt as plain text")
         text = render_chat(template, conversation, **{**self.special_tokens_map, **variables})
         return self(text, add_special_tokens=False) if tokenize else text
 

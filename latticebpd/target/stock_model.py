@@ -76,8 +76,7 @@ class Projection:
         weight: Any = self.embedding.weight  # of quantized layers a function, or whole numbers
         if isinstance(weight, Tensor) and weight.is_floating_point():
             hidden = hidden.to(weight.dtype)
-        logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
-        return self.biased(logits)
+        return self.biased(self.embedding(hidden if self.scale == 1.0 else hidden * self.scale))
 
     def biased(self, logits: Tensor) -> Tensor:
         """The bias added to logits, ``[..., vocab]``, computed elsewhere."""

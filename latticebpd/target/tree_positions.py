@@ -51,8 +51,7 @@ class ByPositionIds(Placement):
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         mask: Any = additive(visible, self.dtype)
-        window = self.layers.window
-        if window is not None:
+        if (window := self.layers.window) is not None:
             near = positions[:, :, None] - key_positions(positions, visible.shape[2])[:, None, :] < window
             windowed = additive(visible & near, self.dtype)
             mask = {"full_attention": mask, "sliding_attention": windowed} if self.layers.some_full else windowed
@@ -95,16 +94,14 @@ class ByEmbedding(Placement):
         return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        embedded: Tensor = self.decoder.embed_positions(tokens, position_ids=positions)
-        return embedded.reshape(len(positions), -1)
+        return self.decoder.embed_positions(tokens, position_ids=positions).reshape(len(positions), -1)
 
 
 class ByRelativeBias(Placement):
     """Positions are a bias of the first decoder layer, which all layers share, by distance."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        decoder: Any = model.get_decoder()
-        attention = decoder.block[0].layer[0].SelfAttention
+        attention: Any = model.get_decoder().block[0].layer[0].SelfAttention
         self.dtype = model.dtype
         self.farthest = int(attention.relative_attention_max_distance)
         with torch.inference_mode():

@@ -82,17 +82,16 @@ def _kind(model: PreTrainedModel, implementation: str) -> Kind | None:
 
 def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
     """Whether tree attention equals plain causal passes, on rows of different lengths and branching trees."""
-    is_encoder_decoder, vocabulary = BaseModel.of(model).is_encoder_decoder, BaseModel.of(model).vocab_size
-    if vocabulary < 4:
+    base = BaseModel.of(model)
+    middle = base.vocab_size // 2
+    if middle < 2:
         return False
-    a, b, c, d = range(vocabulary // 2 - 2, vocabulary // 2 + 2)
+    a, b, c, d = range(middle - 2, middle + 2)
     texts = _random_texts(model, rows=3)
     prompts = [text[: len(text) // part].tolist() for text, part in zip(texts, (1, 2, len(texts[0])), strict=True)]
     branching = DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1]))
     trees = [branching, DraftTree.from_paths([[b], [d]]), branching]
-    source = None
-    if is_encoder_decoder:
-        source = EncodedSource.encode(model, texts, torch.ones_like(texts))
+    source = EncodedSource.encode(base, texts, torch.ones_like(texts)) if base.is_encoder_decoder else None
     outputs = []
     try:
         for verifier in (TreeVerifier(model, kind(model), source), RecomputingVerifier(model, source)):

@@ -129,5 +129,4 @@ def block_drafter(
         new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with training_run(output, options, device) as process:
         report_shortlist(process, listed, learnt, held_out)
-        warm_start = warm_start and head_on is None
-        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start)
+        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start and head_on is None)

@@ -76,9 +76,8 @@ def distill(
     elif stock.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
-        encoder = None
-        if any(path.suffix != ".npy" for path in data):
-            encoder = load_tokenizer(tokenizer or Path(resolved(model)) / "tokenizer.json")
+        encoded = all(path.suffix == ".npy" for path in data)
+        encoder = None if encoded else load_tokenizer(tokenizer or Path(resolved(model)) / "tokenizer.json")
         sequences = corpus_prompts(corpus_ids(data, encoder, field), prompts, prompt_tokens, end_ids, seed)
     if corpus_output is not None and not end_ids:
         raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
@@ -88,9 +87,8 @@ def distill(
         engine_for(base, Path(resolved(model)), weights)
     if num_beams > 1 and engine_of(base) is not None:
         raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
-    copying = PromptNgramDrafter() if copies else None
     with token_progress("prompts", options.prompts_of(len(sequences), mine)) as report:
-        write(base, sequences, output, options, mine, report, states, copying)
+        write(base, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return

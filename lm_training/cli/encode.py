@@ -104,8 +104,6 @@ def _template(task: str | None, prompt: str | None, answer: str | None, prompts_
         return None
     known = TASKS[task] if task is not None else Template((prompt or "").replace("\\n", "\n"))
     answers = (answer,) if answer is not None else known.answers
-    if prompts_only:
-        answers = None
-    elif answers is None:
-        raise ValueError("expected --answer-field, or --prompts-only for prompts without answers, got neither")
-    return Template(known.prompt, answers)
+    wanted = "--answer-field, or --prompts-only for prompts without answers"
+    expect(prompts_only or answers is not None, wanted, "neither")
+    return Template(known.prompt, None if prompts_only else answers)

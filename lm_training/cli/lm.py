@@ -326,8 +326,7 @@ def _tokens_to_score(
         wanted = "token ids (.npy), or text together with a tokenizer"
         raise ValueError(f"{inputs[0]}: expected {wanted}; name one with --tokenizer")
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *WordEncoder(symbols).encode(source.documents())])
-    begins = np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1]
-    return np.insert(ids, begins, BOS)
+    return np.insert(ids, np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1], BOS)
 
 
 @app.command()
@@ -414,9 +413,6 @@ def perplexity(
     from lm_training.ngram import perplexity as measure
 
     lm = fst.NgramModel.load(model)
-    result = measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, field))
-    record = {
-        name: value if not isinstance(value, float) or math.isfinite(value) else None
-        for name, value in asdict(result).items()
-    }
+    measured = asdict(measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, field)))
+    record = {name: value if math.isfinite(value) else None for name, value in measured.items()}
     _print_record(record, json, 24)

@@ -56,8 +56,7 @@ def rescorer(
     held_out = load_texts(validation, sequence_length)
     torch.manual_seed(options.seed)
     if preset is not None:
-        end = vocabulary.token_to_id(END_OF_TEXT)
-        trained = new_rescorer(RESCORERS[preset], vocabulary.get_vocab_size(), end)
+        trained = new_rescorer(RESCORERS[preset], vocabulary.get_vocab_size(), vocabulary.token_to_id(END_OF_TEXT))
         initial = {**asdict(RESCORERS[preset]), "vocabulary": fingerprint}
     else:
         trained, initial = load_stock(str(model)), None

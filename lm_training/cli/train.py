@@ -188,8 +188,7 @@ def hidden(
     from lm_training.training.labels import ModelTexts
 
     dtype, mine = shared.base_type(base_dtype), parse_part(part)
-    chosen = positive_numbers("--layers", layers) if layers else []
-    options = StateOptions(chosen, whole, shard_texts, batch_tokens)
+    options = StateOptions(positive_numbers("--layers", layers) if layers else [], whole, shard_texts, batch_tokens)
     shared.require_texts(data)
     texts = [load_texts(path, 0) for path in data]
     base = load_stock(model, dtype)

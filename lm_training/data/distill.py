@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,6 @@ class DistillOptions:
         for each in fields(self):
             expect(getattr(self, each.name) >= 1, f"{each.name} >= 1", getattr(self, each.name))
 
-    def record(self) -> dict[str, int]:
-        """What decides the text and its shards."""
-        return {name: getattr(self, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
-
     def prompts_of(self, prompts: int, part: tuple[int, int]) -> int:
         """Number of the prompts in the shards ``i``, ``i + n``, ... of a part ``(i, n)``."""
         return sum(len(numbers) for _, numbers in shares(prompts, self.shard_prompts, part))
@@ -86,13 +83,8 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
     for a corpus that is too short.
     """
     order = np.random.default_rng(seed).permutation(len(corpus) // length) * length
-    rows: list[np.ndarray] = []
-    for start in order.tolist():
-        if len(rows) == count:
-            break
-        window = corpus[start : start + length]
-        if not np.isin(window, end_ids).any():
-            rows.append(window)
+    windows = (corpus[start : start + length] for start in order.tolist())
+    rows = list(islice((window for window in windows if not np.isin(window, end_ids).any()), count))
     wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
     expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
@@ -270,7 +262,8 @@ def distill(
         writer = partial(in_batches, partial(by_loop, stock, drafts, length), size)
     else:
         writer = partial(in_batches, partial(by_generate, stock, options.num_beams, length), size)
-    settings: dict[str, Any] = {"options": options.record(), "model": weights_fingerprint(base)}
+    decisive = {name: getattr(options, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
+    settings: dict[str, Any] = {"options": decisive, "model": weights_fingerprint(base)}
     if engine is not None:
         settings |= rounded_weights(stock)
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})

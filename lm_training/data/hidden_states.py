@@ -99,12 +99,6 @@ class HiddenStates:
         skipped = 0 if whole else length - int(self.written[index])
         return self.files[shard].get_slice(layer)[begin + skipped : begin + length]
 
-    def require_model(self, fingerprint: str, whose: str) -> None:
-        """ValueError for states of another model than the one of this hash, ``whose`` in words."""
-        if self.model != fingerprint:
-            got = f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.model})"
-            raise ValueError(f"{got}; make them with this one, in the type in which it is loaded")
-
     def require_size(self, texts: int, name: str, hidden_size: int) -> None:
         """ValueError for another number of texts, or another width."""
         wanted = f"hidden states of {texts} {name} texts, {hidden_size} wide (the model's)"
@@ -165,8 +159,7 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
             what = f"hidden states of the texts in {path}, found those of others"
             raise ValueError(f"{file}: expected {what}; delete it and make it again")
         files.append(opened)
-        begins = np.cumsum([0, *lengths[part][:-1]])
-        rows.append(np.stack([np.full(len(part), number), begins], axis=1))
+        rows.append(np.stack([np.full(len(part), number), np.cumsum([0, *lengths[part][:-1]])], axis=1))
     return HiddenStates(files, np.concatenate(rows), lengths, written, model, hidden_size, whole)
 
 

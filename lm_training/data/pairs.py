@@ -49,8 +49,7 @@ def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     End of text is id 0, then padding and the mask.
     """
-    special = (END_OF_TEXT, PADDING, MASK)
-    tokenizer = train_tokenizer(texts, vocab_size, special_tokens=special, add_prefix_space=True)
+    tokenizer = train_tokenizer(texts, vocab_size, special_tokens=(END_OF_TEXT, PADDING, MASK), add_prefix_space=True)
     end = [(END_OF_TEXT, 0)]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=end)
     return tokenizer
@@ -77,5 +76,4 @@ def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:
     sides = ([pair[side] for pair in listed] for side in (0, 1))
     sources, targets = (tokenizer.encode_batch_fast(side, add_special_tokens=False) for side in sides)
     rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
-    lengths = [len(source.ids) + 1 for source in sources]
-    return Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))
+    return Texts.of_rows(rows, [len(source.ids) + 1 for source in sources], token_dtype(tokenizer.get_vocab_size()))

@@ -159,7 +159,7 @@ def _file_records(path: Path, text_lines: bool) -> Iterator[Record]:
         raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
 
 
-def _parquet_records(path: Path, columns: Sequence[str] | None, batch: int = 1024) -> Iterator[Record]:
+def _parquet_records(path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
     import duckdb
 
     if not path.is_file():
@@ -168,11 +168,9 @@ def _parquet_records(path: Path, columns: Sequence[str] | None, batch: int = 102
     try:
         with duckdb.connect() as connection:
             rows = connection.execute(f"SELECT {chosen} FROM read_parquet(?)", [str(path)])
-            names, number = [column[0] for column in rows.description or []], 0
-            while values := rows.fetchmany(batch):
-                for row in values:
-                    number += 1
-                    yield Record(path, number, dict(zip(names, row, strict=True)))
+            names = [column[0] for column in rows.description or []]
+            for number, row in enumerate(iter(rows.fetchone, None), 1):
+                yield Record(path, number, dict(zip(names, row, strict=True)))
     except duckdb.Error as error:
         wanted = "" if columns is None else f" with the text in column {', '.join(map(repr, columns))}"
         raise ValueError(f"{path}: expected a Parquet file{wanted}: {str(error).splitlines()[0]}") from error

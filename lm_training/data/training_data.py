@@ -41,8 +41,9 @@ class HeadData:
 
     def require_model(self, fingerprint: str, whose: str) -> None:
         """ValueError for states of another model than the one of this hash, ``whose`` in words."""
-        if self.states is not None:
-            self.states.require_model(fingerprint, whose)
+        if self.states is not None and self.states.model != fingerprint:
+            got = f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.states.model})"
+            raise ValueError(f"{got}; make them with this one, in the type in which it is loaded")
 
 
 def load_head_data(

@@ -160,9 +160,8 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         data: HeadData,
         validation: HeadData,
         options: BlockDrafterTraining,
-        identity: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(options, data.texts, identity)
+        super().__init__(options, data.texts)
         with_last = options.objective == "kl" or drafter.lilicorr is not None
         self.data = BlockSampler(target, drafter, data, "training", options.anchors, with_last)
         self.validation = BlockSampler(target, drafter, validation, "validation", options.anchors)
@@ -417,8 +416,8 @@ def train_block_drafter(
         **({"reranker": asdict(config.reranker)} if config.reranker else {}),
         "shortlist": fingerprint(None if tokens is None else tokens.numpy()),
     }
-    objective = BlockObjective(drafter.to(process.device), target, data, validation, options, identity)
-    trainer = Trainer(objective, Path(directory), options, process)
+    objective = BlockObjective(drafter.to(process.device), target, data, validation, options)
+    trainer = Trainer(objective, Path(directory), options, process, identity)
     if warm_start and not trainer.begun:
         init_from_target(objective, target)
     trainer.run()

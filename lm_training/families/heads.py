@@ -61,13 +61,11 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         validation: HeadData | Texts,
         options: HeadTraining | BlockwiseTraining,
         make_optimizers: Callable[[BlockwiseLM], list[torch.optim.Optimizer]],
-        identity: dict[str, Any] | None = None,
     ) -> None:
-        data, validation = HeadData.of(data), HeadData.of(validation)
-        super().__init__(options, data.texts, identity)
-        shortlist, heads = model.shortlist, model.num_heads
-        self.data = HeadSampler(model.base, data.texts, "training", heads, data.states, shortlist)
-        self.validation = HeadSampler(model.base, validation.texts, "validation", heads, validation.states, shortlist)
+        data, heads = HeadData.of(data), model.num_heads
+        super().__init__(options, data.texts)
+        self.data = HeadSampler(model.base, data, "training", heads, model.shortlist)
+        self.validation = HeadSampler(model.base, HeadData.of(validation), "validation", heads, model.shortlist)
         if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and two labels), got none")
         weights = options.head_weights or (1.0,) * (heads - 1)
@@ -204,9 +202,8 @@ def train_blockwise(
         Texts.of_corpus(validation, min(span, len(validation))),
         options,
         lambda model: adamw_and_muon(model, options, by_adamw=model.heads.parameters()),
-        {"shape": asdict(shape), "end_of_text": eos_id},
     )
-    Trainer(objective, Path(directory), options, process).run()
+    Trainer(objective, Path(directory), options, process, {"shape": asdict(shape), "end_of_text": eos_id}).run()
     return model
 
 
@@ -251,8 +248,8 @@ def train_heads(
         "warm_start": _trained_hash(model.heads),
         "shortlist": fingerprint(model.shortlist),
     }
-    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, identity)
-    Trainer(objective, Path(directory), options, process).run()
+    objective = BlockwiseObjective(model, data, validation, options, make_optimizers)
+    Trainer(objective, Path(directory), options, process, identity).run()
     return model
 
 

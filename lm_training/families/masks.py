@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random import Generator
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,7 +36,7 @@ from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 from lm_training.families.heads import block_efficiency
-from lm_training.families.translators import PairSampler, zero_loss
+from lm_training.families.translators import PairBatch, PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import DrafterTraining
@@ -90,9 +91,8 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         validation: Texts,
         options: DrafterTraining,
         serve: Callable[[NonAutoregressiveModel], float] | None = None,
-        identity: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(options, data, identity)
+        super().__init__(options, data)
         size = drafter.block_size
         self.drafter, self.validation, self.serve = drafter, validation, serve
         self.smallest = options.smallest_block or size
@@ -113,45 +113,37 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         slots = min(most, int(self.smallest * ((most + 1) / self.smallest) ** rng.random()))
         targets = [row[row != UNLABELLED].tolist() for row in pairs.labels.cpu().numpy()]
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # windows that the positions suffice for
-        drawn = options.windows if self.drafter.bidirectional else min(options.windows, room)
-        prefixes = [rng.integers(1, max(2, len(target)), drawn).tolist() for target in targets]
-        windows = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(part, None, parts))
-        drawn_after = zip(targets, prefixes, strict=True)
-        labels = [min(slots, len(target) - prefix) for target, each in drawn_after for prefix in each]
+        count = options.windows if self.drafter.bidirectional else min(options.windows, room)
+        drawn = [(target, rng.integers(1, max(2, len(target)), count).tolist()) for target in targets]
+        windows = self.windows(pairs, drawn, slots, rng, slice(part, None, parts))
+        labels = [min(slots, len(target) - prefix) for target, prefixes in drawn for prefix in prefixes]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
         return replace(windows, reveal=options.reveal_ratio(step), weight=parts / (total or 1.0))
 
     def windows(
-        self,
-        sources: Tensor,
-        mask: Tensor,
-        targets: list[list[int]],
-        prefixes: list[list[int]],
-        slots: int,
-        rng: np.random.Generator,
-        part: slice,
+        self, pairs: PairBatch, drawn: list[tuple[list[int], list[int]]], slots: int, rng: Generator, part: slice
     ) -> Windows:
-        """Part of the rows, with windows after the given prefixes, the same number for every target."""
-        device, windows = sources.device, len(prefixes[0])
-        priorities = rng.random((len(targets), windows, slots))[part]
-        labels = np.full((len(targets), windows, slots), UNLABELLED)
-        for row, (target, drawn) in enumerate(zip(targets, prefixes, strict=True)):
-            for window, prefix in enumerate(drawn):
+        """Part of the rows, with windows after the prefixes drawn from each target, the same number for all."""
+        device, windows = pairs.sources.device, len(drawn[0][1])
+        priorities = rng.random((len(drawn), windows, slots))[part]
+        labels = np.full((len(drawn), windows, slots), UNLABELLED)
+        for row, (target, prefixes) in enumerate(drawn):
+            for window, prefix in enumerate(prefixes):
                 following = target[prefix : prefix + slots]
                 labels[row, window, : len(following)] = following
         labels, start, drafter = labels[part], self.pairs.model.start_id, self.drafter
-        mine = list(zip(targets[part], prefixes[part], strict=True))
+        mine = drawn[part]
         lengths: list[list[int]] | None
         if drafter.bidirectional:  # a prefix attends to its masks, so windows cannot share it
-            texts = [[start, *target[:prefix]] for target, drawn in mine for prefix in drawn] or [[start]]
+            texts = [[start, *target[:prefix]] for target, prefixes in mine for prefix in prefixes] or [[start]]
             labels, priorities, lengths = labels.reshape(-1, 1, slots), priorities.reshape(-1, 1, slots), None
         else:
-            texts = [[start, *target[: max(drawn)]] for target, drawn in mine] or [[start]]
-            lengths = [[1 + prefix for prefix in drawn] for _, drawn in mine] or [[1] * windows]
+            texts = [[start, *target[: max(prefixes)]] for target, prefixes in mine] or [[start]]
+            lengths = [[1 + prefix for prefix in prefixes] for _, prefixes in mine] or [[1] * windows]
         layout = (lengths, drafter.anchored, drafter.bidirectional)
         columns = masked_columns(texts, [0] * len(texts), slots, drafter.mask_token_id, *layout)
         moved_labels, moved = (torch.from_numpy(array).to(device) for array in (labels, priorities))
-        return Windows(sources[part], mask[part], columns, moved_labels, moved)
+        return Windows(pairs.sources[part], pairs.mask[part], columns, moved_labels, moved)
 
     def importance(self, slots: int) -> np.ndarray:
         """``[slots]`` weights of a window's tokens."""
@@ -203,10 +195,9 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         rng = np.random.default_rng(self.options.seed)
         for pairs in self.pairs.held_out(self.validation):
             targets = [row[row != UNLABELLED].tolist() for row in pairs.labels.cpu().numpy()]
-            prefixes = [[int(rng.integers(1, max(2, len(target))))] for target in targets]
-            batch = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(None))
-            hits = self.filled(batch, self.encoded(batch)) == batch.labels
-            right += hits.sum(dim=(0, 1)).cpu().numpy()
+            drawn = [(target, [int(rng.integers(1, max(2, len(target))))]) for target in targets]
+            batch = self.windows(pairs, drawn, slots, rng, slice(None))
+            right += (self.filled(batch, self.encoded(batch)) == batch.labels).sum(dim=(0, 1)).cpu().numpy()
             count += (batch.labels != UNLABELLED).sum(dim=(0, 1)).cpu().numpy()
         record: dict[str, Any] = {
             "accuracy": round(float(right.sum() / max(1.0, count.sum())), 4),
@@ -253,7 +244,7 @@ def train_drafter(
         "dropout": drafter.base.config.dropout,
     }
     drafter = drafter.to(process.device)
-    objective = DrafterObjective(drafter, data, validation, options, serve if count else None, identity)
+    objective = DrafterObjective(drafter, data, validation, options, serve if count else None)
     torch.manual_seed(options.seed)
-    Trainer(objective, Path(directory), options, process).run()
+    Trainer(objective, Path(directory), options, process, identity).run()
     return drafter

@@ -61,9 +61,8 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         validation: Texts,
         options: RescorerTraining,
         settings: RescorerSettings | None = None,
-        identity: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(options, data, identity)
+        super().__init__(options, data)
         wanted, got = "a decoder-only causal LM as rescorer", f"an encoder-decoder ({model.config.model_type})"
         expect(not BaseModel.of(model).is_encoder_decoder, wanted, got)
         self.data = ModelTexts.of(model, data, "training").texts
@@ -147,6 +146,6 @@ def train_rescorer(
     # A finished run keeps its settings, whose weight may have been tuned.
     kept = RescorerSettings.stored(directory)
     settings = None if kept else RescorerSettings(tokenizer_fingerprint=tokenizer_fingerprint)
-    objective = RescorerObjective(model, data, validation, options, settings, identity)
-    Trainer(objective, Path(directory), options, process).run()
+    objective = RescorerObjective(model, data, validation, options, settings)
+    Trainer(objective, Path(directory), options, process, identity).run()
     return model

@@ -61,8 +61,7 @@ def teacher_forced(
     right = candidates.indices == labels[..., None]
     inside, ranks = right.any(dim=-1).long().cumprod(dim=-1).bool(), right.long().argmax(dim=-1)
     start, pairs = scores
-    k = start.shape[-1]
-    rows = pairs.gather(2, ranks[:, :-1, None, None].expand(-1, -1, 1, k))[:, :, 0]
+    rows = pairs.gather(2, ranks[:, :-1, None, None].expand(-1, -1, 1, start.shape[-1]))[:, :, 0]
     return torch.cat([start[:, None], rows], dim=1), ranks, inside
 
 

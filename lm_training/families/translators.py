@@ -103,15 +103,8 @@ class PairSampler:
 class TranslationObjective(Objective[PairBatch, TranslationTraining]):
     """Label-smoothed cross-entropy of the targets, averaged over their tokens."""
 
-    def __init__(
-        self,
-        model: MarianMTModel,
-        data: Texts,
-        validation: Texts,
-        options: TranslationTraining,
-        identity: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(options, data, identity)
+    def __init__(self, model: MarianMTModel, data: Texts, validation: Texts, options: TranslationTraining) -> None:
+        super().__init__(options, data)
         self.model, self.validation = model, validation
         self.pairs = PairSampler(model, data, options.batch_tokens, options.seed)
         self.tokens_per_step = self.pairs.tokens_per_batch
@@ -200,6 +193,6 @@ def train_translation(
     torch.manual_seed(options.seed)
     process, identity = process or Process(), {"model": initial or weights_fingerprint(model)}
     torch.nn.Module.to(model, process.device)  # the type of `transformers`' own `to` is hidden
-    objective = TranslationObjective(model, data, validation, options, identity)
-    Trainer(objective, Path(directory), options, process).run()
+    objective = TranslationObjective(model, data, validation, options)
+    Trainer(objective, Path(directory), options, process, identity).run()
     return model

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -167,20 +168,17 @@ class _Job:
             self.report("pruning", 0, None)
             table = prune(table, recipe.prune_theta, recipe.max_ngrams)
         self.report("writing", 0, None)
-        if output.suffix == ".fst":
-            return table_to_fst(table, output)
-        automaton = self.work.path / "model.fst"
+        automaton = output if output.suffix == ".fst" else self.work.path / "model.fst"
         num_ngrams = table_to_fst(table, automaton)
-        NgramModel.load(automaton).to_arpa(output)
+        if automaton != output:
+            NgramModel.load(automaton).to_arpa(output)
         return num_ngrams
 
     def _read(self, folder: Path) -> None:
         recipe = self.recipe
-
-        def progress(done: int) -> None:
-            self.report("reading", done, None)
-
-        stream, symbols = write_corpus(self.inputs, self.encoder, recipe.end_of_text, folder, progress)
+        stream, symbols = write_corpus(
+            self.inputs, self.encoder, recipe.end_of_text, folder, lambda done: self.report("reading", done, None)
+        )
         if symbols is not None:
             return
         wanted = f"token ids of at most {LARGEST_ID}"
@@ -196,10 +194,7 @@ class _Job:
 
     def _count(self, stream: TokenStream, store: ArrayStore) -> NgramCounts:
         order, min_counts, counting = self.recipe.order, self.recipe.min_counts, self.counting
-
-        def progress(done: int, total: int) -> None:
-            self.report("counting", done, total)
-
+        progress = partial(self.report, "counting")
         if counting.engine != "spark":
             return count_ngrams(stream, order, min_counts, counting.memory, counting.threads, progress, store)
         from lm_training.ngram.spark_counts import SparkCounter

@@ -141,8 +141,7 @@ def write_corpus(
                 count += len(piece)
                 progress(count)
     symbols = encoder.symbols if isinstance(encoder, WordEncoder) else None
-    facts = {"mapped": mapped, "separator": separator, "symbols": symbols}
-    (folder / "corpus.json").write_text(json.dumps(facts))
+    (folder / "corpus.json").write_text(json.dumps({"mapped": mapped, "separator": separator, "symbols": symbols}))
     stream, symbols = load_corpus(folder)
     if not len(stream.ids):
         raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs.paths))}")

@@ -50,13 +50,12 @@ def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable
     symbols = list(dict.fromkeys(first.symbols + second.symbols))
     ids = {word: number for number, word in enumerate(symbols)}
     new_ids = np.array([ids[word] for word in second.symbols], dtype=np.int32)
-    ngrams, log_probs, backoffs = [], [], []
-    for rows, row_log_probs, row_backoffs in zip(second.ngrams, second.log_probs, second.backoffs, strict=True):
-        renamed = np.where(rows < 0, rows, new_ids[rows.clip(min=0)] if len(new_ids) else rows)
-        by_id = np.lexsort(renamed.T[::-1])
-        ngrams.append(renamed[by_id])
-        log_probs.append(row_log_probs[by_id])
-        backoffs.append(row_backoffs[by_id])
+    renamed = [np.where(rows < 0, rows, new_ids[rows.clip(min=0)] if len(new_ids) else rows) for rows in second.ngrams]
+    orders = [np.lexsort(rows.T[::-1]) for rows in renamed]
+    ngrams, log_probs, backoffs = (
+        [values[by_id] for values, by_id in zip(column, orders, strict=True)]
+        for column in (renamed, second.log_probs, second.backoffs)
+    )
     return replace(first, symbols=symbols), NgramTable(ngrams, log_probs, backoffs, symbols, second.fingerprint)
 
 

@@ -41,13 +41,8 @@ def perplexity(model: NgramModel, tokens: np.ndarray) -> Perplexity:
     predicted = tokens != BOS
     known = predicted & _in_vocabulary(model, tokens)
     log_prob, num_tokens = _log_prob(model, tokens, known), int(known.sum())
-    return Perplexity(
-        num_tokens=num_tokens,
-        num_oov=int(predicted.sum()) - num_tokens,
-        log_prob=log_prob,
-        log10_prob=log_prob / math.log(10),
-        perplexity=math.exp(-log_prob / num_tokens) if num_tokens else math.nan,
-    )
+    per_token = math.exp(-log_prob / num_tokens) if num_tokens else math.nan
+    return Perplexity(num_tokens, int(predicted.sum()) - num_tokens, log_prob, log_prob / math.log(10), per_token)
 
 
 def _in_vocabulary(model: NgramModel, tokens: np.ndarray) -> np.ndarray:

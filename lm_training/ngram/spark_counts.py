@@ -80,7 +80,11 @@ class SparkCounter:
         """What ``lm_training.ngram.counts.count_ngrams`` counts, to the bit."""
         try:
             if not self._exists(f"ngrams_{order}"):
-                self._windows(stream, order)
+                pieces = -(-stream.size // PIECE)
+                schema = ", ".join(f"t{i} INT" for i in range(order))
+                frame = self.session.range(0, pieces, 1, max(1, pieces))
+                frame = frame.mapInArrow(_window_cutter(self._source(stream), stream, order), schema)
+                frame.createOrReplaceTempView("windows")
             for o in range(order, 0, -1):
                 tokens, context = _columns(o), _columns(o - 1) or "0"
                 source, number = ("windows", "count(*)") if o == order else (f"ngrams_{o + 1}", "sum(n)")
@@ -98,13 +102,6 @@ class SparkCounter:
             return [self._fetch(stream, o, store) for o in range(1, order + 1)]
         finally:
             self.session.stop()
-
-    def _windows(self, stream: TokenStream, order: int) -> None:
-        pieces = -(-stream.size // PIECE)
-        schema = ", ".join(f"t{i} INT" for i in range(order))
-        frame = self.session.range(0, pieces, 1, max(1, pieces))
-        frame = frame.mapInArrow(_window_cutter(self._source(stream), stream, order), schema)
-        frame.createOrReplaceTempView("windows")
 
     def _source(self, stream: TokenStream) -> Callable[[], np.ndarray]:
         """Opens the ids in a worker: the file that they are mapped from, or one made of them."""

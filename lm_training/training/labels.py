@@ -17,8 +17,8 @@ from torch import Tensor
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import require_vocabulary
-from lm_training.data.hidden_states import HiddenStates
 from lm_training.data.shortlist import shortlist_indices
+from lm_training.data.training_data import HeadData
 from lm_training.training.selection import Selection
 
 
@@ -84,34 +84,23 @@ class ModelTexts:
 class HeadSampler:
     """Makes batches of chosen texts.
 
-    predictions: tokens predicted from each hidden state, the base model's own included. states: that the texts were
-    written from; without them the base model reads the texts. shortlist: ``[n]`` the tokens that heads 2..h predict,
-    ascending; other tokens are no labels of these heads.
+    predictions: tokens predicted from each hidden state, the base model's own included. shortlist: ``[n]`` the tokens
+    that heads 2..h predict, ascending; other tokens are no labels of these heads.
     """
 
     def __init__(
-        self,
-        model: Model,
-        data: Texts,
-        name: str,
-        predictions: int,
-        states: HiddenStates | None = None,
-        shortlist: np.ndarray | None = None,
+        self, model: Model, data: HeadData, name: str, predictions: int, shortlist: np.ndarray | None = None
     ) -> None:
         stock = BaseModel.of(model)
-        if states is not None:
-            states.require_size(len(data), name, stock.hidden_size)
-        self.read, self.predictions, self.states = ModelTexts.of(model, data, name), predictions, states
+        if data.states is not None:
+            data.states.require_size(len(data.texts), name, stock.hidden_size)
+        self.read, self.predictions, self.states = ModelTexts.of(model, data.texts, name), predictions, data.states
+        self.texts = self.read.texts  # the decoder's
         self.device, self.fill = stock.device, stock.pad_id or 0
         self.indices = shortlist_indices(stock.vocab_size, shortlist)
 
     def __len__(self) -> int:
         return len(self.texts)
-
-    @property
-    def texts(self) -> Texts:
-        """The decoder's texts."""
-        return self.read.texts
 
     def batch(
         self,

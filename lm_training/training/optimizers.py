@@ -82,8 +82,6 @@ def adamw_and_muon(
         if weight.requires_grad:
             by_muon = weight.ndim == 2 and id(weight) not in excluded and options.muon_learning_rate > 0
             (matrices if by_muon else others).append(weight)
-    decay, optimizers = options.weight_decay, list[torch.optim.Optimizer]()
-    optimizers.append(torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=decay))
-    if matrices:
-        optimizers.append(Muon(matrices, lr=options.muon_learning_rate, weight_decay=decay, dtype=dtype))
-    return optimizers
+    adamw = torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay)
+    muon = [Muon(matrices, options.muon_learning_rate, options.weight_decay, dtype)] if matrices else []
+    return [adamw, *muon]

@@ -51,20 +51,15 @@ def gathered_root(module: Any) -> Iterator[None]:
 def full_copy(tensor: Tensor) -> Tensor:
     """A copy of a tensor on its own device, gathered if it is sharded: every process must call this."""
     tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):
-        return tensor.full_tensor().contiguous()
-    return tensor.clone().contiguous()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()).contiguous()
 
 
 def full_state(module: nn.Module) -> dict[str, Tensor]:
     """All full weights and buffers by name, on the CPU, tied ones in one tensor: every process must call this."""
-    gathered: dict[int, Tensor] = {}
-    state: dict[str, Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in gathered:
-            gathered[id(tensor)] = full_copy(tensor).cpu()
-        state[name] = gathered[id(tensor)]
-    return state
+    tensors = module.state_dict(keep_vars=True)
+    distinct = {id(tensor): tensor for tensor in tensors.values()}
+    gathered = {number: full_copy(tensor).cpu() for number, tensor in distinct.items()}
+    return {name: gathered[id(tensor)] for name, tensor in tensors.items()}
 
 
 def like(tensor: Tensor, weight: Any) -> Tensor:

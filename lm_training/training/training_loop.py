@@ -51,9 +51,7 @@ class Objective(nn.Module, Generic[Batch, Options]):
 
     Parameters without ``requires_grad`` are neither trained nor stored in checkpoints.
 
-    Args:
-        trained: the texts that are learnt; a resumed run must have the same.
-        identity: what else a resumed run must have begun with, next to the options: hashes of models, shapes.
+    trained: the texts that are learnt; a resumed run must have the same.
     """
 
     model: Any
@@ -62,9 +60,9 @@ class Objective(nn.Module, Generic[Batch, Options]):
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
-    def __init__(self, options: Options, trained: Texts, identity: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, options: Options, trained: Texts) -> None:
         super().__init__()
-        self.options, self.trained_texts, self.identity = options, trained, identity or {}
+        self.options, self.trained_texts = options, trained
 
     def batch(self, step: int, part: int, parts: int) -> Batch:
         """Part ``part`` of ``parts`` of a step's batch."""
@@ -81,10 +79,6 @@ class Objective(nn.Module, Generic[Batch, Options]):
     def validate(self) -> dict[str, Any]:
         """Measurements on held-out data, for the log."""
         return {}
-
-    def run_identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the stored one, next to the options."""
-        return {"data": self.trained_texts.fingerprint(), **self.identity}
 
     def save(self, directory: Path) -> None:
         """Write the finished model."""
@@ -141,17 +135,18 @@ def denormals_flushed() -> Iterator[None]:
 @dataclass
 class Trainer:
     """A training run of an objective, on its process's device, in ``directory``, which holds checkpoints, log and the
-    finished model."""
+    finished model.
+
+    identity: what a resumed run must have begun with, next to options and texts: hashes of models, shapes.
+    """
 
     objective: Objective[Any, Any]
     directory: Path
     options: LoopOptions
     process: Process = field(default_factory=Process)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
-    fsdp: bool = field(init=False)
-    kind: str = field(init=False)
-    optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
         require_writable(self.directory, "folder")
@@ -268,11 +263,7 @@ class Trainer:
         record["seconds"] = self.seconds
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
-        self._write_step(record)
-
-    def _write_step(self, record: dict[str, Any]) -> None:
-        """For people; the checkpoint holds it, too."""
-        write_json(self.directory / STATE_STEP, record, indent=2)
+        write_json(self.directory / STATE_STEP, record, indent=2)  # for people; the checkpoint holds it, too
 
     def restore(self) -> None:
         """Load the directory's checkpoint, if it has one, and drop the log's lines after it."""
@@ -307,12 +298,12 @@ class Trainer:
         self.step, self.seconds = int(record["step"]), float(record["seconds"])
         self._trim_log()
         if self.process.rank == 0:
-            self._write_step(record)
+            write_json(self.directory / STATE_STEP, record, indent=2)
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
-        identity = {"training": self.kind, **self.objective.run_identity()}
-        return json.loads(json.dumps({**identity, **self.options.record(free=False)}))
+        texts = {"training": self.kind, "data": self.objective.trained_texts.fingerprint()}
+        return json.loads(json.dumps({**texts, **self.identity, **self.options.record(free=False)}))
 
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError for a checkpoint of another run."""

@@ -74,9 +74,7 @@ class LoopOptions:
 
     def record(self, free: bool = True) -> dict[str, Any]:
         """The options for JSON; without the free ones, those that a resumed run must have."""
-        kept = [each.name for each in fields(self) if free or not each.metadata.get("free")]
-        values = ((name, getattr(self, name)) for name in kept)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        return {each.name: getattr(self, each.name) for each in fields(self) if free or not each.metadata.get("free")}
 
 
 @dataclass(frozen=True)
@@ -211,8 +209,8 @@ class DrafterTraining(TranslationTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0.0 <= ratio <= 1.0 for ratio in self.reveal):
-            raise ValueError(f"expected reveal from 0 to 1, got {self.reveal[0]} and {self.reveal[1]}")
+        fits = all(0.0 <= ratio <= 1.0 for ratio in self.reveal)
+        expect(fits, "reveal from 0 to 1", f"{self.reveal[0]} and {self.reveal[1]}")
 
     def reveal_ratio(self, step: int) -> float:
         """Glancing's ratio at an update, counted from 0."""

@@ -25,7 +25,7 @@ from benchmarks import (
     gad_recipe,
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
-from benchmarks.smollm2 import drafters, trees
+from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
@@ -395,6 +395,11 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
     "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
+    "benchmarks/smollm2/amounts.md": [
+        lambda: amounts.system_lines(drafted("amounts.csv"), amounts.SYSTEMS),
+        lambda: amounts.gain_lines(drafted("amounts.csv")),
+        lambda: amounts.system_lines(drafted("amounts.csv"), [*amounts.SLOTS]),
+    ],
     "benchmarks/smollm2/drafters.md": [
         lambda: unnamed(drafters.path_lines(drafted(), drafters.LADDER)),
         lambda: unnamed(drafters.gain_lines(drafted(), 16, drafters.LADDER)),
@@ -482,11 +487,11 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     assert set(quoted) <= found
 
 
-@pytest.mark.parametrize(("page", "least"), [("drafters", 4), ("learned_lattices", 6)])
+@pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 4), ("learned_lattices", 6)])
 def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str, least: int) -> None:
     every = (*drafters.LADDER, *drafters.LATTICES)
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
-    lines += drafters.learned_lines(drafted())
+    lines += [*drafters.learned_lines(drafted()), *amounts.gain_lines(drafted("amounts.csv"))]
     found = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))

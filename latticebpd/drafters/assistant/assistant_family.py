@@ -26,13 +26,12 @@ from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
-from latticebpd.drafters.text_states import lattices_by_states
+from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.causal_rescorer import first_kept
 from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 from latticebpd.target.catalogue import CATALOGUE, resolved
-from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_for
 from latticebpd.target.gguf_file import is_gguf
 from latticebpd.target.stock_model import BaseModel, Model
@@ -61,7 +60,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     return AssistantLattices(assistant, target.model)
 
 
-class AssistantLattices:
+class AssistantLattices(NetworkSource):
     """The outputs of an assistant after its own best prefixes.
 
     slots: each costs a pass of the assistant, a decoder-only causal LM.
@@ -69,24 +68,16 @@ class AssistantLattices:
 
     needs_hidden = False
     has_transitions = True
-    shares_lm = False
     owner = "the assistant"
 
     def __init__(self, assistant: PreTrainedModel, target: Model, k: int = 16, slots: int | None = None) -> None:
-        base = BaseModel.of(assistant)
-        self.num_tokens = min(base.vocab_size, BaseModel.of(target).vocab_size)
-        expect(1 <= k <= self.num_tokens, f"1 to {self.num_tokens} arcs per slot (the assistant's tokens)", k)
-        self.assistant, self.target, self.k, self.num_slots = assistant, target, k, slots or SLOTS
-        self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
+        super().__init__(assistant, target)
         self.vocab_size = BaseModel.of(target).vocab_size
+        self.num_tokens = min(BaseModel.of(assistant).vocab_size, self.vocab_size)
+        expect(1 <= k <= self.num_tokens, f"1 to {self.num_tokens} arcs per slot (the assistant's tokens)", k)
+        self.assistant, self.k, self.num_slots = assistant, k, slots or SLOTS
+        self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
         self.reader: Reader = reader_for(assistant)
-
-    @property
-    def weights(self) -> str:
-        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.assistant)}"
-
-    def default_system(self, rescored: bool) -> str:
-        return "{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.assistant, self.target, k, slots)
@@ -105,17 +96,15 @@ class AssistantLattices:
         rows = np.arange(len(texts))  # of the prefixes asked about: their texts, arcs that they end with, weights
         arcs, weights = np.zeros(len(texts), np.int64), np.zeros(len(texts))
         numbers = np.full(len(texts), ROOT)
-        slot_tokens, slot_log_probs, slot_transitions = [], [], []
+        drawn = []
         for slot in range(slots):
             logits = outputs.verified.logits_of(outputs.rows, outputs.columns)[:, : self.num_tokens]
             given = logits.float().log_softmax(dim=-1).cpu().numpy()  # [prefixes, vocab]
             tokens, log_probs, following = self._slot(given, rows, weights, len(texts))
-            slot_tokens.append(tokens)
-            slot_log_probs.append(log_probs)
+            transitions = np.zeros((len(texts), self.k, self.k), np.float32)
             if slot:
-                transitions = np.zeros((len(texts), self.k, self.k), np.float32)
                 transitions[rows, arcs] = following - log_probs[rows]
-                slot_transitions.append(transitions)
+            drawn.append((tokens, log_probs, transitions))
             if slot + 1 == slots:
                 break
             parents, arcs = self._best(following + weights[:, None], rows, len(texts))
@@ -123,10 +112,9 @@ class AssistantLattices:
             rows = rows[parents]
             outputs = self.reader.grow(rows, above, tokens[rows, arcs])
             numbers, grown = np.arange(grown, grown + len(rows)), grown + len(rows)
-        stacked = [np.stack(each, axis=1) for each in (slot_tokens, slot_log_probs)]
-        tied = np.stack(slot_transitions, axis=1) if slot_transitions else np.zeros((len(texts), 0, self.k, self.k))
+        tokens, log_probs, transitions = (np.stack(each, axis=1) for each in zip(*drawn, strict=True))
         return [
-            SausageLattice(stacked[0][row], stacked[1][row], tied[row]).first_slots(state.max_depth)
+            SausageLattice(tokens[row], log_probs[row], transitions[row, 1:]).first_slots(state.max_depth)
             for row, state in enumerate(states)
         ]
 

@@ -144,8 +144,7 @@ def _load(config: BlockConfig, archives: list[Any], dtype: torch.dtype, own_head
     reranker, mixed = config.reranker, sum(name.startswith("lilicorr.layers.") for name in archive_of)
     fits = reranker is None or reranker.num_layers <= mixed
     expect(fits, f"lilicorr_num_layers up to {mixed} (the tensors of the files)", reranker and reranker.num_layers)
-    fits = not own_head or "lm_head.weight" in archive_of
-    expect(fits, "lm_head.weight with has_own_lm_head", "no such tensor")
+    expect(not own_head or "lm_head.weight" in archive_of, "lm_head.weight with has_own_lm_head", "no such tensor")
     drafter = _empty_drafter(config, {name: file.get_slice(name).get_shape() for name, file in archive_of.items()})
     tensors = {name: file.get_tensor(name) for name, file in archive_of.items() if name not in _TARGETS_OWN}
     if config.draft_vocab_size is not None:
@@ -225,8 +224,8 @@ def _of_speculators(given: dict[str, Any]) -> BlockConfig:
     kind = _field(given, "speculators_model_type", f" {_NAMED}", _SPECULATORS.__contains__)
     described = _field(given, "transformer_layer_config", ", an object", lambda v: isinstance(v, dict))
     layers = _layers(described)
-    wanted = f" {layers.hidden_size} (hidden_size)"
-    _field(given, "target_hidden_size", wanted, (None, layers.hidden_size).__contains__)
+    size = layers.hidden_size
+    _field(given, "target_hidden_size", f" {size} (hidden_size)", (None, size).__contains__)
     defaults = {"block_size": 8} | {name: described[name] for name in _WINDOW if name in described}
     if kind == "dspark":
         defaults |= {"sample_from_anchor": True, "markov_rank": 256}
@@ -240,8 +239,7 @@ def _block_config(
     kind: str, fields: dict[str, Any], layers: Any, layer_ids: tuple[int, ...], reduced: Any
 ) -> BlockConfig:
     for name, allowed in _NEUTRAL.items():
-        wanted = f" {allowed[0]!r}, the only supported value"
-        _field(fields, name, wanted, allowed.__contains__, allowed[0])
+        _field(fields, name, f" {allowed[0]!r}, the only supported value", allowed.__contains__, allowed[0])
     if "is_causal" in fields:
         fields = {"causal_head": _truth(fields, "is_causal")} | fields
     required = (*_CONVOLUTIONS, *_SELECTOR) if kind == "dflash2" else ()
@@ -325,10 +323,8 @@ def _field(
 
 
 def _whole(fields: Mapping[str, Any], name: str, least: int = 1) -> int:
-    def fits(value: Any) -> bool:
-        return type(value) is int and least <= value < 1 << 31
-
-    return int(_field(fields, name, f", a whole number from {least} on", fits))
+    wanted = f", a whole number from {least} on"
+    return int(_field(fields, name, wanted, lambda value: type(value) is int and least <= value < 1 << 31))
 
 
 def _truth(fields: Mapping[str, Any], name: str) -> bool:

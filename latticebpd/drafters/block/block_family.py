@@ -18,10 +18,9 @@ from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, bl
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
-from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
+from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy, text_states
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.stock_model import Model
 
 DRAFTS_ONLY = "a block drafter"
 recognises = is_block_drafter
@@ -36,7 +35,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     return BlockLattices(drafter, target.model, heads=DrafterHeads(options.bigram, options.bigram))
 
 
-class BlockLattices:
+class BlockLattices(NetworkSource):
     """The outputs of a block drafter, which reads states of selected layers of the target (DFlash, JetSpec, DSpark,
     DFlash 2, LiLiCorr).
 
@@ -47,7 +46,6 @@ class BlockLattices:
 
     needs_hidden = True
     owner = "the target"
-    shares_lm = False
 
     def __init__(
         self,
@@ -57,13 +55,18 @@ class BlockLattices:
         slots: int | None = None,
         heads: DrafterHeads = ALL_HEADS,
     ) -> None:
+        super().__init__(drafter, target)
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
         self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
         self.filler = BlockFiller(drafter, target, self.fingerprint)
         most = drafter.config.max_candidates if heads.bigram else 0
         self.k = min(k, most) if most else k
-        self.drafter, self.target, self.slots, self.heads = drafter, target, slots, heads
+        self.drafter, self.heads = drafter, heads
         self.vocab_size = drafter.config.vocab_size
+        self.num_slots = len(range(drafter.config.slots)[:slots])
+        self.num_tokens = drafter.config.draft_vocab_size or self.vocab_size
+        self.has_transitions = heads.of(drafter).bigram
+        self._reranks = heads.bigram and drafter.lilicorr is not None
         self.needs_layers = drafter.config.target_layer_ids
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
@@ -72,10 +75,6 @@ class BlockLattices:
         last = [layers_of(state) for state in states] if self._reranks else []
         drawn = self._lattices(hidden, [state.tokens[-1] for state in states], last, reachable)
         return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
-
-    @property
-    def _reranks(self) -> bool:
-        return self.heads.bigram and self.drafter.lilicorr is not None
 
     def _lattices(
         self, hidden: Tensor, anchors: Sequence[int], last: Sequence[Tensor], slots: int
@@ -87,26 +86,6 @@ class BlockLattices:
         further = (self.filler.contexts(last), self.filler.embeddings)
         drawn = block_lattices(*arguments, hidden, anchors, self.k, self.heads, *further)
         return [lattice.first_slots(slots) for lattice in drawn]
-
-    @property
-    def num_slots(self) -> int:
-        number = self.drafter.config.slots
-        return number if self.slots is None else min(self.slots, number)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.drafter.config.draft_vocab_size or self.drafter.config.vocab_size
-
-    @property
-    def has_transitions(self) -> bool:
-        return self.heads.of(self.drafter).bigram
-
-    @property
-    def weights(self) -> str:
-        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.drafter)}"
-
-    def default_system(self, rescored: bool) -> str:
-        return "{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.drafter, self.target, k, slots, self.heads)
@@ -123,5 +102,4 @@ class BlockLattices:
             begin = rows.stop
             last = [layers[max(anchor - 1, 0) : anchor] for anchor in anchors[rows]] if self._reranks else []
             drawn = self._lattices(hidden, [text[anchor] for anchor in anchors[rows]], last, self.num_slots)
-            entropies = entropy(self.filler.output(hidden[:, : self.num_slots]))
-            yield drawn, torch.cat([own[rows], entropies], dim=1)
+            yield drawn, torch.cat([own[rows], entropy(self.filler.output(hidden[:, : self.num_slots]))], dim=1)

@@ -143,8 +143,7 @@ def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
     """DFlash's choice of the target's layers: the middle one for one draft layer, else evenly from layer 1 to L - 3."""
     if draft_layers == 1:
         return (target_layers // 2,)
-    span = max(0, target_layers - 4)
-    return tuple(round(1 + i * span / (draft_layers - 1)) for i in range(draft_layers))
+    return tuple(round(1 + i * max(0, target_layers - 4) / (draft_layers - 1)) for i in range(draft_layers))
 
 
 def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id: int, **parts: Any) -> BlockConfig:
@@ -361,8 +360,7 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
     """
     rows, blocks = anchors.shape
     device, columns = anchors.device, blocks * block_size
-    offsets = torch.arange(block_size, device=device)
-    positions = (anchors[:, :, None] + offsets).flatten(1)
+    positions = (anchors[:, :, None] + torch.arange(block_size, device=device)).flatten(1)
     before = anchors.repeat_interleave(block_size, dim=1)[:, :, None] > torch.arange(context, device=device)
     inside = torch.ones(block_size, block_size, dtype=torch.bool, device=device)
     own = torch.block_diag(*[inside.tril() if causal else inside] * blocks).bool() if blocks else inside.new_empty(0, 0)

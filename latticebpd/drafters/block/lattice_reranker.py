@@ -128,8 +128,7 @@ class LatticeReranker(nn.Module):
         for layer in self.layers:
             points = layer(points, bias)
         points = self.output_norm(points).unflatten(1, (slots, k))
-        known = contexts.any(dim=-1, keepdim=True)
-        anchor = self.anchor_norm(self.context_proj(contexts) * known)
+        anchor = self.anchor_norm(self.context_proj(contexts) * contexts.any(dim=-1, keepdim=True))
         spread = anchor[:, None, None].expand_as(points)
         factors = F.silu(self.factor_input_proj(torch.cat([points, spread, points * spread], dim=-1)))
         leaving, entering, first = (

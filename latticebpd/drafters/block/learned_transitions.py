@@ -56,8 +56,7 @@ def step_scores(
     embedding: ``[vocab, hidden]`` the target's, which a reranker reads.
     """
     if drafter.lilicorr is not None:
-        embedded = embedding[candidates.tokens].to(hidden.dtype)
-        return drafter.lilicorr(embedded, candidates.log_probs, hidden, contexts)
+        return drafter.lilicorr(embedding[candidates.tokens].to(hidden.dtype), candidates.log_probs, hidden, contexts)
     assert drafter.candidate_selector is not None
     tokens, unary = candidates.tokens, candidates.logits[:, :, None]
     first = drafter.candidate_selector(hidden[:, :1], anchors[:, None, None], tokens[:, :1]) + unary[:, :1]
@@ -73,8 +72,7 @@ def chain_lattices(candidates: Candidates, start: Tensor, pairs: Tensor) -> list
     for step in given.unbind(dim=1):
         marginals.append((marginals[-1][..., None] + step).logsumexp(dim=1))
     arcs = torch.stack(marginals, dim=1)
-    transitions = given - arcs[:, 1:, None]
-    arrays = [each.cpu().numpy() for each in (candidates.tokens, arcs + masses, transitions)]
+    arrays = [each.cpu().numpy() for each in (candidates.tokens, arcs + masses, given - arcs[:, 1:, None])]
     return [SausageLattice(*(array[row] for array in arrays)) for row in range(len(arcs))]
 
 

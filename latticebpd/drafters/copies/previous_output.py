@@ -90,7 +90,5 @@ class PreviousOutputDrafter(Drafter):
         expected = reading.positions[0] + len(new)
         # Of the new text alone: the prompt is no part of what the earlier output could go on from.
         tail = state.tokens[max(state.prompt_length, len(state.tokens) - reading.index.max_length) :]
-        for _, positions in reading.index.matches(tail):
-            reading.positions = sorted(positions, key=lambda position: abs(position - expected))[: self.max_positions]
-            return
-        reading.positions = [expected]
+        _, positions = next(iter(reading.index.matches(tail)), (0, [expected]))
+        reading.positions = sorted(positions, key=lambda position: abs(position - expected))[: self.max_positions]

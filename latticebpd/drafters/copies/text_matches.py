@@ -46,15 +46,11 @@ class SuffixIndex:
         of the indexed text, where nothing came next, is left out. A position is listed with its longest match only, in
         ascending order.
         """
-        end = len(self.tokens)
-        seen: set[int] = {end}
+        seen = {len(self.tokens)}
         matches: list[tuple[int, list[int]]] = []
         for length in range(min(self.max_length, len(text)), min_length - 1, -1):
-            positions = [
-                position
-                for position in self._positions.get(tuple(text[len(text) - length :]), ())
-                if position not in seen
-            ]
+            found = self._positions.get(tuple(text[len(text) - length :]), ())
+            positions = [position for position in found if position not in seen]
             if positions:
                 matches.append((length, positions))
                 seen.update(positions)
@@ -91,28 +87,16 @@ def weighted_tree(
     """
     if not paths:
         return DraftTree.empty()
-    children: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    shares: list[float] = []
+    nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    shares: dict[int, float] = {}
     total = sum(weights) + other
     for path, weight in zip(paths, weights, strict=True):
         node, share = ROOT, weight / total
         for token in path:
             share *= keep
-            child = children.get((node, token))
-            if child is None:
-                child = children[node, token] = len(tokens)
-                tokens.append(token)
-                parents.append(node)
-                shares.append(0.0)
-            shares[child] += share
-            node = child
-    best = sorted(range(len(tokens)), key=lambda node: -shares[node])[:num_nodes]
-    index_of = {node: index for index, node in enumerate(best)}
-    index_of[ROOT] = ROOT
-    return DraftTree(
-        np.array([tokens[node] for node in best], dtype=np.int32),
-        np.array([index_of[parents[node]] for node in best], dtype=np.int32),
-        np.log([shares[node] for node in best]),
-    )
+            node = nodes.setdefault((node, token), len(nodes))
+            shares[node] = shares.get(node, 0.0) + share
+    edges, best = list(nodes), sorted(shares, key=lambda node: -shares[node])[:num_nodes]
+    index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(best)}
+    kept = [(index_of[parent], token) for parent, token in map(edges.__getitem__, best)]
+    return DraftTree.of_edges(kept, np.log([shares[node] for node in best]))

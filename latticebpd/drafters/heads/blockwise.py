@@ -185,8 +185,7 @@ class BlockwiseLM(nn.Module):
         remedy = "copy its model.safetensors here, or train heads for this one"
         expect(fits or None in (stored, known), wanted, f"another's weights ({stored})", remedy, of=directory)
         _check_vocabulary(directory, model.tokenizer_fingerprint)
-        model.eval()
-        return model
+        return model.eval()
 
 
 def is_blockwise(path: str | os.PathLike[str]) -> bool:
@@ -259,8 +258,7 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
         wanted = f"heads of a kind among {', '.join(HEAD_KINDS)}"
         expect(kind in HEAD_KINDS, wanted, repr(kind), "update latticebpd", of=directory)
         with torch.device("meta"):
-            template = HEAD_KINDS[kind](1, 2, 1)  # type: ignore[call-arg]
-            names = template.settings()
+            names = HEAD_KINDS[kind](1, 2, 1).settings()  # type: ignore[call-arg]
             for name in (*names, "vocab_size"):
                 fits = type(config[name]) is int and config[name] >= 1
                 expect(fits, f"{name} in {HEADS_CONFIG} to be a number >= 1", repr(config[name]), of=directory)

@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from latticebpd.cpu import _kernels
 from latticebpd.cpu.array_kernels import Int8HeadKernels
+from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
 from latticebpd.target.engine_target import EngineTarget
-
-if TYPE_CHECKING:
-    from latticebpd.drafters.family import FamilySource, PositionLattices
 
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
 FORMAT_VERSION, KIND = 3, "feed-forward"
@@ -57,7 +55,7 @@ class EngineHeads:
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
-        self.num_heads, self.num_tokens = len(up), len(rows)
+        self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
@@ -77,25 +75,16 @@ class EngineHeadLattices(HeadSource):
     def __init__(
         self, heads: EngineHeads, stock: Callable[[], FamilySource], k: int = 16, slots: int | None = None
     ) -> None:
-        super().__init__(k, slots)
-        self.heads, self.stock = heads, stock
+        super().__init__(heads, k, slots)
+        self.stock, self.num_tokens = stock, heads.num_tokens
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
 
     def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
-        states = np.stack([as_numpy(each) for each in hidden])
-        return self.heads.lattices(states, min(slots, self._num_heads), self.k)
+        return self.heads.lattices(np.stack(list(map(as_numpy, hidden))), min(slots, self.num_slots), self.k)
 
     @property
     def target(self) -> Any:
         return self.stock().target
-
-    @property
-    def _num_heads(self) -> int:
-        return self.heads.num_heads
-
-    @property
-    def num_tokens(self) -> int:
-        return self.heads.num_tokens
 
     @property
     def weights(self) -> str:

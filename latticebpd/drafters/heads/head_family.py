@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
@@ -25,9 +24,8 @@ recognises = is_blockwise
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The heads of the target itself, which were loaded with it; ValueError for those of another model."""
     if path != target.path or not isinstance(target.model, BlockwiseLM):
-        raise ValueError(
-            f"{path}: expected a block drafter or a mask-filling model, found a model with heads; give it as --model"
-        )
+        wanted, found = "a block drafter or a mask-filling model", "a model with heads"
+        raise ValueError(f"{path}: expected {wanted}, found {found}; give it as --model")
     return HeadLattices(target.model)
 
 
@@ -41,31 +39,23 @@ class HeadLattices(HeadSource):
     """
 
     def __init__(self, model: BlockwiseLM, k: int = 16, slots: int | None = None) -> None:
-        super().__init__(k, slots)
-        self.model = model
+        super().__init__(model, k, slots)
         self.target: Any = model  # a blockwise model is its heads' own target
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
+        self._shortlist = getattr(model, "shortlist", None)
+        self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
 
     @torch.inference_mode()
     def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
-        logits = self.model.head_logits(torch.stack([as_tensor(each) for each in hidden]), slots)
-        return lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
-
-    @property
-    def _num_heads(self) -> int:
-        return int(self.target.num_heads) - 1
-
-    @property
-    def num_tokens(self) -> int:
-        shortlist: Tensor | None = getattr(self.model, "shortlist", None)
-        return self.vocab_size if shortlist is None else len(shortlist)
+        logits = self.heads.head_logits(torch.stack(list(map(as_tensor, hidden))), slots)
+        return lattices_from_logits(logits, self.k, self._shortlist)
 
     @property
     def weights(self) -> str:
         return weights_fingerprint(self.target)
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.model, k, slots)
+        return type(self)(self.target, k, slots)
 
     @torch.inference_mode()
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
@@ -73,6 +63,6 @@ class HeadLattices(HeadSource):
         hidden = states[-1][0, positions.start : positions.stop]
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
-            logits = self.model.head_logits(hidden[begin : begin + step], self.slots)
-            drawn = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
+            logits = self.heads.head_logits(hidden[begin : begin + step], self.slots)
+            drawn = lattices_from_logits(logits, self.k, self._shortlist)
             yield drawn, torch.cat([own[begin : begin + step], entropy(logits)], dim=1)

@@ -109,17 +109,13 @@ class Int8BlockHeads(BlockHeads):
     weights: PackedWeights
 
     def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        if (
-            torch.is_grad_enabled()
-            or torch.is_autocast_enabled("cpu")
-            or not all(map(is_plain, (hidden, self.up, self.down)))
-        ):
+        learns = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        if learns or not all(map(is_plain, (hidden, self.up, self.down))):
             return super().forward(hidden, slots)
         up, down = self.up.detach().numpy(), self.down.detach().numpy()
         kernels = self.weights.packed(lambda: Int8HeadKernels(up, down), self.up, self.down)
         flat, count = hidden.detach().reshape(-1, self.hidden_size), len(range(len(up))[:slots])
-        states = torch.from_numpy(kernels.states(flat.numpy(), count))
-        return states.view(*hidden.shape[:-1], count, self.hidden_size)
+        return torch.from_numpy(kernels.states(flat.numpy(), count)).view(*hidden.shape[:-1], count, self.hidden_size)
 
 
 class SternHeads(Heads):
@@ -142,8 +138,7 @@ class SternHeads(Heads):
         return hidden + F.relu(hidden @ self.up) @ self.down[index]
 
     def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        inner = F.relu(hidden @ self.up)
-        return hidden.unsqueeze(-2) + torch.einsum("...w,iwd->...id", inner, self.down[:slots])
+        return hidden.unsqueeze(-2) + torch.einsum("...w,iwd->...id", F.relu(hidden @ self.up), self.down[:slots])
 
 
 class MedusaHeads(Heads):

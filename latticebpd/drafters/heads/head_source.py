@@ -11,9 +11,10 @@ from latticebpd.lattices.sausage import SausageLattice
 
 
 class HeadSource:
-    """Heads read one hidden state per row, all rows at once.  A subclass computes ``_drawn`` and counts ``_num_heads``.
+    """Heads read one hidden state per row, all rows at once.  A subclass computes ``_drawn``.
 
-    k: arcs per slot.  slots: ask the first so many heads only; None asks all.
+    heads: they tell ``num_heads``, the target's own output included.  k: arcs per slot.  slots: ask the first so many
+    heads only; None asks all.
     """
 
     needs_hidden = True
@@ -21,9 +22,9 @@ class HeadSource:
     has_transitions = False
     shares_lm = True
 
-    def __init__(self, k: int, slots: int | None) -> None:
+    def __init__(self, heads: Any, k: int, slots: int | None) -> None:
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
-        self.k, self.slots = k, slots
+        self.heads, self.k, self.slots = heads, k, slots
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         hidden = [vars(state)["hidden"] for state in states]
@@ -38,12 +39,8 @@ class HeadSource:
         raise NotImplementedError
 
     @property
-    def _num_heads(self) -> int:
-        raise NotImplementedError
-
-    @property
     def num_slots(self) -> int:
-        return self._num_heads if self.slots is None else min(self.slots, self._num_heads)
+        return len(range(self.heads.num_heads - 1)[: self.slots])
 
     def default_system(self, rescored: bool) -> str:
         return "copies+{n}-tree"

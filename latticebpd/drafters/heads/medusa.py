@@ -84,9 +84,7 @@ def load_medusa(
                 module.weight[head, layer] = weights[head, stored, "linear.weight"]
                 module.bias[head, layer] = weights[head, stored, "linear.bias"]
             module.output[head] = weights[head, layers, "weight"]
-    model = BlockwiseLM(base, module.to(dtype=base.dtype, device=base.device), tokenizer_fingerprint)
-    model.eval()
-    return model
+    return BlockwiseLM(base, module.to(dtype=base.dtype, device=base.device), tokenizer_fingerprint).eval()
 
 
 def _shape(directory: Path, num_heads: int | None) -> tuple[int, int]:
@@ -101,8 +99,7 @@ def _shape(directory: Path, num_heads: int | None) -> tuple[int, int]:
         wanted = "a Medusa configuration with medusa_num_heads"
         raise ValueError(f"{directory / 'config.json'}: expected {wanted}: {error!r}") from error
     fits = all(type(count) is int and count <= 1024 for count in counts) and counts[0] >= 1 and counts[1] >= 0
-    wanted = "medusa_num_heads from 1 and medusa_num_layers from 0 on"
-    expect(fits, wanted, counts, of=directory / "config.json")
+    expect(fits, "medusa_num_heads from 1 and medusa_num_layers from 0 on", counts, of=directory / "config.json")
     wanted = f"num_heads from 1 to {counts[0]} (medusa_num_heads)"
     expect(num_heads is None or 1 <= num_heads <= counts[0], wanted, num_heads, of=directory)
     return num_heads or counts[0], counts[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -16,10 +15,9 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel, check_pair, is_drafter
-from latticebpd.drafters.text_states import lattices_by_states
+from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 
 DRAFTS_ONLY = f"a {ROLE}"
@@ -36,7 +34,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     return MaskLattices(model, target=target.model)
 
 
-class MaskLattices:
+class MaskLattices(NetworkSource):
     """The outputs of a non-autoregressive model that fills masks behind the text in one pass (GAD; Xia 2022, sections 3
     and 4).
 
@@ -48,21 +46,18 @@ class MaskLattices:
     needs_hidden = False
     owner = "the drafter"
     has_transitions = False
-    shares_lm = False
 
     def __init__(
         self, model: NonAutoregressiveModel, k: int = 16, block_size: int | None = None, target: Model | None = None
     ) -> None:
+        super().__init__(model, target)
         wanted = f"a block size from 1 to {model.block_size} (what the drafter was trained for)"
         expect(block_size is None or 1 <= block_size <= model.block_size, wanted, block_size)
-        self.model, self.k, self.block_size = model, k, block_size or model.block_size
-        self._target = target
+        self.model, self.k, self.num_slots = model, k, block_size or model.block_size
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
+        self.num_tokens = self.vocab_size
+        self.filler = MaskFiller(model)
         self._reading: Future[None] | None = None
-
-    @cached_property
-    def filler(self) -> MaskFiller:
-        return MaskFiller(self.model)
 
     def read(self, sources: Sequence[Sequence[int]]) -> None:
         """Begin to encode the sources of the next ``generate``, in a thread of its own.
@@ -86,28 +81,10 @@ class MaskLattices:
         if self._reading is not None:
             self._reading.result()
             self._reading = None
-        logits = self.filler.logits(states, min(self.block_size, max(state.max_depth for state in states)))
+        logits = self.filler.logits(states, min(self.num_slots, max(state.max_depth for state in states)))
         if not logits.shape[1]:  # the model has no position left
             return [None] * len(states)
         return list(lattices_from_logits(logits, self.k))
-
-    @property
-    def target(self) -> Model:
-        if self._target is None:
-            raise ValueError("expected masks with the target that they draft for, got none")
-        return self._target
-
-    @property
-    def num_slots(self) -> int:
-        return self.block_size
-
-    @property
-    def num_tokens(self) -> int:
-        return self.vocab_size
-
-    @property
-    def weights(self) -> str:
-        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.model)}"
 
     def default_system(self, rescored: bool) -> str:
         return "{n}-tree" if rescored else "vanilla"
@@ -116,7 +93,7 @@ class MaskLattices:
         return type(self)(self.model, k, slots, self._target)
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
-        return lattices_by_states(self._whole_blocks, text, positions, self.block_size, source)
+        return lattices_by_states(self._whole_blocks, text, positions, self.num_slots, source)
 
 
 def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLattice:

@@ -218,9 +218,8 @@ class NonAutoregressiveModel(nn.Module):
             config.dropout = dropout
         base = type(verifier)(config)
         drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored, bidirectional)
-        own = base.state_dict()
-        shared = {name: tensor for name, tensor in verifier.state_dict().items() if name in own}
-        base.load_state_dict(shared, strict=False)
+        own = base.state_dict().keys()
+        base.load_state_dict({name: t for name, t in verifier.state_dict().items() if name in own}, strict=False)
         with torch.no_grad():  # a verifier never reads the mask, so its embedding is untrained
             embedding: Any = base.get_input_embeddings().weight
             embedding[mask_token_id] = embedding.mean(dim=0)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
-from latticebpd.lattices.sausage import PADDING, SausageLattice
-from latticebpd.scoring.neural.prefix_reader import Outputs, Reader, log_norms
+from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens
+from latticebpd.scoring.neural.prefix_reader import Outputs, Reader, index_in_group, log_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def greedy_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, alpha:
     rest are the next guess.
     """
     rows, slots = arcs.tokens.shape[:2]
-    guess = _best_arc(arcs.weights, arcs.tokens)[1].clip(min=0)
+    guess = best_tokens(arcs.tokens, arcs.weights).clip(min=0)
     settled, score = np.zeros(rows, dtype=np.int64), np.zeros(rows)
     levels: list[tuple[np.ndarray, Outputs]] = []
     while (settled < arcs.lengths).any():
@@ -61,13 +61,13 @@ def greedy_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, alpha:
         row, column = np.nonzero(asked)
         slot = slot[row, column]
         weights = arcs.weights[row, slot] + alpha * outputs.scores(arcs.tokens[row, slot])
-        value, chosen = _best_arc(weights, arcs.tokens[row, slot])
+        chosen = best_tokens(arcs.tokens[row, slot], weights)
         agrees = np.zeros(asked.shape, dtype=bool)
         agrees[row, column] = chosen == guess[row, slot]
         agreed = np.cumprod(agrees, axis=1).sum(axis=1)
         final = column <= agreed[row]
         levels.append((row[final], outputs.at(np.flatnonzero(final))))
-        np.add.at(score, row[final], value[final])
+        np.add.at(score, row[final], weights.max(axis=-1)[final])
         guess[row, slot] = chosen
         settled = np.minimum(settled + agreed + 1, arcs.lengths)
     for (row, _), norms in zip(levels, log_norms([outputs for _, outputs in levels]), strict=True):
@@ -126,8 +126,7 @@ def _best_prefixes(
         grown = (row[entry], number[entry], weight[entry] + values[entry, arc], path)
         pool = tuple(map(np.concatenate, zip(pool, grown, strict=True)))
         best = _best_of_rows(pool[0], pool[2], pool[3], count)
-        pool = tuple(array[best] for array in pool)
-        row, parent, weight, path = pool
+        row, parent, weight, path = pool = tuple(array[best] for array in pool)
         going_on = (path[:, slot] != PADDING) & (arcs.lengths[row] > slot + 1)
         if not going_on.any():
             break
@@ -141,12 +140,4 @@ def _best_prefixes(
 def _best_of_rows(row: np.ndarray, score: np.ndarray, path: np.ndarray, count: int) -> np.ndarray:
     """Indices of the ``count`` best prefixes of every row: by falling score, then by rising tokens, shorter first."""
     order = np.lexsort((*path.T[::-1], -score, row))
-    ordered = row[order]
-    first = np.searchsorted(ordered, ordered)  # the index at which each one's row begins
-    return order[np.arange(len(order)) - first < count]
-
-
-def _best_arc(weights: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[..., k]`` -> ``[...]`` the greatest weight, and its token; the lowest token of equal weights."""
-    best = weights.max(axis=-1, keepdims=True)
-    return best[..., 0], np.where(weights == best, tokens, np.iinfo(np.int64).max).min(axis=-1)
+    return order[index_in_group(row[order]) < count]

@@ -183,7 +183,7 @@ class CachedReader:
         assert self.verifier is not None, "read comes before grow"
         lengths = np.array(self.verifier.cache.lengths)
         longest, grown = int(lengths.max()), self._sees.shape[1]
-        columns = _index_in_group(rows)
+        columns = index_in_group(rows)
         size = int(columns.max()) + 1
         # Each new column sees the columns that its parent sees, and itself.
         sees = np.zeros((len(lengths), size, grown + size), dtype=bool)
@@ -225,7 +225,7 @@ class EngineReader(CachedReader):
         order = np.argsort(rows, kind="stable")
         above, ids = self._columns[parents], _known_ids(self.model, tokens)
         verified = self.verifier.grow(rows[order], above[order], ids[order])
-        self._columns = np.concatenate([self._columns[:-1], self._sizes[rows] + _index_in_group(rows), [ROOT]])
+        self._columns = np.concatenate([self._columns[:-1], self._sizes[rows] + index_in_group(rows), [ROOT]])
         self._sizes += np.bincount(rows, minlength=len(self._sizes))
         return Outputs(verified, [0] * len(rows), np.argsort(order).tolist())
 
@@ -279,7 +279,7 @@ def _tails(model: PreTrainedModel, texts: Sequence[np.ndarray], tails: np.ndarra
     return np.empty((len(texts), 0), np.int64) if tails is None else _known_ids(model, tails)
 
 
-def _index_in_group(groups: np.ndarray) -> np.ndarray:
+def index_in_group(groups: np.ndarray) -> np.ndarray:
     """``[n]`` -> ``[n]`` how many equal entries come before each."""
     order = np.argsort(groups, kind="stable")
     ordered, index = groups[order], np.empty(len(groups), dtype=np.int64)

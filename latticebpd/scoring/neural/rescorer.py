@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice, best_tokens
 from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
@@ -80,8 +81,7 @@ class ParallelNeuralRescorer(CausalRescorer):
         rescored: list[SausageLattice] = []
         for own, texts in self._groups(lattices, contexts):
             arcs = Arcs.of(own)
-            best = best_tokens(arcs.tokens, arcs.weights).clip(min=0)
-            outputs = self.reader.read(texts, best[:, :-1])
+            outputs = self.reader.read(texts, best_tokens(arcs.tokens, arcs.weights).clip(min=0)[:, :-1])
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
             scores = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
             weights = arcs.weights + self.alpha * scores.reshape(arcs.weights.shape)
@@ -91,8 +91,5 @@ class ParallelNeuralRescorer(CausalRescorer):
 
 
 def _refuse_transitions(lattices: Sequence[SausageLattice]) -> None:
-    if any(lattice.transitions is not None for lattice in lattices):
-        raise ValueError(
-            "expected lattices without transitions for NeuralRescorer, got some with; rank them by an n-gram model, by "
-            "ParallelNeuralRescorer or without a model"
-        )
+    fits, wanted = all(each.transitions is None for each in lattices), "lattices without transitions for NeuralRescorer"
+    expect(fits, wanted, "some with", "rank them by an n-gram model, by ParallelNeuralRescorer or without a model")

@@ -36,9 +36,7 @@ class GoodTuring(Smoothing):
 
 def good_turing_discounts(counts_of_counts: np.ndarray, cutoff: int) -> np.ndarray:
     """``[cutoff + 1]`` factors d_r by the formula above, nan or inf if it divides by 0; entry 0 is 1."""
-    n = np.zeros(cutoff + 2)
-    known = counts_of_counts[: cutoff + 2]
-    n[: len(known)] = known
+    n = np.append(counts_of_counts, np.zeros(cutoff + 2))[: cutoff + 2]
     r = np.arange(1, cutoff + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         common = (cutoff + 1) * n[cutoff + 1] / n[1]
