@@ -41,11 +41,12 @@ class End(Enum):
 class ModelChoice:
     """The model's prediction at a position of its text.
 
-    best: its most probable token. rank: the written token's, from 0.
+    best: its most probable token. rank: the written token's, from 0. gap: of their log-probabilities.
     """
 
     best: int
     rank: int
+    gap: float
 
 
 @dataclass(frozen=True)
@@ -169,5 +170,5 @@ class _ForcedText:
         for line, token in zip(logits, tokens, strict=True):
             value = line[token]
             rank = int((line > value).sum()) + int((line[:token] == value).sum())
-            self.choices.append(ModelChoice(int(line.argmax()), rank))
+            self.choices.append(ModelChoice(int(line.argmax()), rank, float(line.max() - value)))
         return tokens
