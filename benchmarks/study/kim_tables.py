@@ -59,6 +59,13 @@ class Counts:
         rows = self.calls if rows is None else rows
         return columns([row for row in rows if task in ("all", row["task"])], name)[0]
 
+    @cached_property
+    def rescorers(self) -> dict[str, list[Row]]:
+        """Calls of best paths by n-gram models and by neural rescorers."""
+        ngrams = (("4-gram", "g4"), ("own 4-gram", "own4"))
+        every = {name: [{**row, "1-best": row[f"1-best:{lm}"]} for row in self.calls] for name, lm in ngrams}
+        return every | grouped(self.rows("rescorers"), "rescorer")
+
     def efficiency(self, task: str, system: str, rows: Sequence[Row] | None = None) -> Interval:
         """Tokens per call."""
         return pooled(self.column("tokens", task, rows), self.column(system, task, rows))
@@ -264,9 +271,7 @@ def table_11(counts: Counts) -> str:
 
 def table_rescorers(counts: Counts) -> str:
     """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
-    ngrams, models = (("4-gram", "g4"), ("own 4-gram", "own4")), counts.rows("rescorers-models")
-    calls = {name: [{**row, "1-best": row[f"1-best:{lm}"]} for row in counts.calls] for name, lm in ngrams}
-    calls |= grouped(counts.rows("rescorers"), "rescorer")
+    calls, models = counts.rescorers, counts.rows("rescorers-models")
     neural = list(dict.fromkeys(row["rescorer"] for row in models))
     general = (row["1-best"] for row in calls["general"])
     paired = [{**row, "general": other} for row, other in zip(calls["in-domain"], general, strict=True)]

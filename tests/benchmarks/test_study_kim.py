@@ -208,9 +208,7 @@ def test_the_page_says_how_many_repeated_tokens_are_line_breaks(modules: tuple[M
 
 
 def test_what_the_page_says_of_neural_rescorers_is_in_the_counts(modules: tuple[ModuleType, ...]) -> None:
-    columns: dict[str, list[dict[str, str]]] = {}
-    for row in modules[1].Counts(STUDY / "results").rows("rescorers"):
-        columns.setdefault(row["rescorer"], []).append(row)
+    columns = modules[1].Counts(STUDY / "results").rescorers
     page = " ".join((STUDY / "kim_models.md").read_text().split())
     pairs = (("own 4-gram", "own"), ("4-gram", "general"), ("in-domain", "general"), ("own", "general"))
     for pair in pairs:
