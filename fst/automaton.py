@@ -73,8 +73,8 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
             rows, log_probs, backoffs = (column[begin : begin + PIECE] for column in columns)
             wanted = f"token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}"
             expect(((rows >= UNK) & (rows != -1)).all(), wanted, "others", of=f"order {order}")
-            wanted = f"tokens of the unigrams, whose highest id is {num_tokens - 1}"
-            expect(rows.max() < num_tokens, wanted, rows.max(), of=f"order {order}")
+            wanted, highest = f"tokens of the unigrams, whose highest id is {num_tokens - 1}", rows.max()
+            expect(highest < num_tokens, wanted, highest, of=f"order {order}")
             if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
                 wanted = "<s> only at the beginning of an n-gram and </s> only at its end"
                 raise ValueError(f"order {order}: expected {wanted}")

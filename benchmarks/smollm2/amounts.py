@@ -40,7 +40,7 @@ TRAINING = (
     "--learning-rate 2e-3 --warmup-steps 50 --batch-size 10 --validation-every 300 --checkpoint-every 50 "
     "--serving-prompts 0"
 )
-OWN = ", own 4-gram"
+OWN, NODES = ", own 4-gram", (16, 64)
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
     ("64 tree, 4-gram", "64 tree"), ("16 calibrated, no text", "16 drafter calibrated"),
@@ -89,8 +89,10 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
     fit, asked = drafters.lattices_of(work, name, "--model", heads(work, texts, name), "-k 64")
     lm, own = (fst.NgramModel.load(path) for path in (Path(resolved(MODEL)) / "lm.fst", ngram_model(texts)))
     rescored = {one for one, _ in PAIRS}
-    made = {system: each for system, each in drafters.strategies(fit, lm).items() if system in SYSTEMS}
-    made |= {f"{system}{OWN}": each for system, each in drafters.strategies(fit, own).items() if system in rescored}
+    made = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
+    made |= {
+        f"{system}{OWN}": each for system, each in drafters.strategies(fit, own, NODES).items() if system in rescored
+    }
     rows, answers = list[dict[str, Any]](), [*trees.answers(asked)]
     for number, lattices in enumerate(trees.narrowed(answer.lattices) for answer in answers):
         for system, (slot, k) in SLOTS.items():

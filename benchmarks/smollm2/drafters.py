@@ -162,8 +162,8 @@ class PathNodes:
         return [tree.first(self.num_nodes) for tree in trees]
 
 
-def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Any]:
-    """Every system of a drafter at its own weights."""
+def strategies(fit: Path, lm: fst.NgramModel, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """Every system of a drafter at its own weights; sizes: nodes of trees."""
     features = {
         "drafter calibrated": trees.VARIANTS["heads alone"],
         "calibrated, no text": trees.VARIANTS["+ its orders"],
@@ -171,7 +171,7 @@ def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Any]:
     }
     fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
-    tuned = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
+    tuned = ("1-best", "16-best", *(f"{n}-tree" for n in sizes))
     weight = {name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha for name in tuned}
     nats = np.mean(fitted["calibrated"].nats)
     common.err.print(f"{fit.name}: {nats:.3f} nats a token, weights {weight}", style="dim")
@@ -179,7 +179,7 @@ def strategies(fit: Path, lm: fst.NgramModel) -> dict[str, Any]:
     for paths in (1, 16):
         made[f"{paths}-best"] = NBestPaths(plain, paths)
         made[f"{paths}-best, 4-gram"] = NBestPaths(NgramScorer(lm, weight[f"{paths}-best"]), paths)
-    for size in SIZES:
+    for size in sizes:
         made[f"{size} beam"] = BeamTree(-(-size // SLOTS), size)
         made[f"{size} paths"] = PathNodes(size)
         made[f"{size} tree"] = BestTree(plain, size)

@@ -93,11 +93,15 @@ def generate(
     )  # fmt: skip
     written = result.tokens[0, result.prompt_length :].tolist()
     if json:
-        print_json({
-            "text": tokenizer.decode(written, skip_special_tokens=True), "tokens": result.num_tokens,
-            "calls": result.num_calls, "block_efficiency": result.block_efficiency if result.num_calls else None,
-            "accept_counts": result.accept_counts.tolist(), "verified_tokens": result.verified_tokens,
-        })  # fmt: skip
+        record = {
+            "text": tokenizer.decode(written, skip_special_tokens=True),
+            "tokens": result.num_tokens,
+            "calls": result.num_calls,
+            "block_efficiency": result.block_efficiency if result.num_calls else None,
+            "accept_counts": result.accept_counts.tolist(),
+            "verified_tokens": result.verified_tokens,
+        }
+        print_json(record)
     if trace is not None:
         from latticebpd.measuring.call_records import read_calls, scorer_of
         from latticebpd.report import TracedDecode, write_trace

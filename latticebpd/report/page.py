@@ -93,7 +93,8 @@ class Report:
 
 def _runs(items: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """Runs of neighbours of one kind: plots stand side by side."""
-    return [(kind, list(group)) for kind, group in groupby(items, lambda item: type(item).__name__.lower())]
+    kinds = {Table: "table", Plot: "plot", Drawing: "drawing"}
+    return [(kind, list(group)) for kind, group in groupby(items, lambda item: kinds[type(item)])]
 
 
 def _svg(item: Plot | Drawing) -> Markup:
