@@ -64,25 +64,7 @@ from fst.table import BOS, EOS, UNK, NgramTable
 from fst.word_lattices import Lattice, lattice_to_fst
 
 __all__ = [
-    "BOS",
-    "EOS",
-    "FEATURES",
-    "UNK",
-    "Lattice",
-    "NgramModel",
-    "NgramTable",
-    "TextIndex",
-    "arc_posteriors",
-    "arpa_to_fst",
-    "best_first_tree",
-    "best_first_tree_batch",
-    "calibrated_tree_batch",
-    "describe_arcs",
-    "drawing",
-    "fst_to_lattice",
-    "is_openfst",
-    "lattice_to_fst",
-    "nbest_paths",
-    "nbest_paths_batch",
-    "read_lattices",
-]
+    "BOS", "EOS", "FEATURES", "UNK", "Lattice", "NgramModel", "NgramTable", "TextIndex", "arc_posteriors",
+    "arpa_to_fst", "best_first_tree", "best_first_tree_batch", "calibrated_tree_batch", "describe_arcs", "drawing",
+    "fst_to_lattice", "is_openfst", "lattice_to_fst", "nbest_paths", "nbest_paths_batch", "read_lattices",
+]  # fmt: skip

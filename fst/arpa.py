@@ -20,7 +20,6 @@ into less memory than the automaton takes.
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 
 from fst import _core
 from fst.automaton import most_labels
-from fst.files import GZIP_DAMAGE, replacing, unpacked
+from fst.files import GZIP_DAMAGE, PathLike, replacing, unpacked
 from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 
@@ -47,10 +46,7 @@ class ParsedArpa:
 
 
 def parse_arpa(
-    path: str | os.PathLike[str],
-    vocab: Mapping[str, int] | None = None,
-    strict: bool = True,
-    progress: Progress = ignore,
+    path: PathLike, vocab: Mapping[str, int] | None = None, strict: bool = True, progress: Progress = ignore
 ) -> ParsedArpa:
     """Read an ARPA file, plain or gzip, in one pass.
 
@@ -111,9 +107,7 @@ class _Words:
         return self.tokens
 
 
-def write_arpa(
-    model: _core.Model, path: str | os.PathLike[str], symbols: Sequence[str] | None = None, markers: bool = False
-) -> None:
+def write_arpa(model: _core.Model, path: PathLike, symbols: Sequence[str] | None = None, markers: bool = False) -> None:
     """Write a model in canonical form, atomically; gzip where the name ends in ``.gz``.
 
     Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams

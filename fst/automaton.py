@@ -147,10 +147,8 @@ def refuse_other_automata(automaton: Automaton) -> None:
     target = np.full(len(automaton.states), -1)
     target[source[failure]] = automaton.arcs["nextstate"][failure]
     if (missing := np.flatnonzero((target < 0) & (np.arange(len(target)) != unigram_state))).size:
-        raise ValueError(
-            f"expected a backoff model, got state {missing[0]} without a failure arc (label 0), although failure arcs "
-            f"lead to state {unigram_state} as that of the unigrams"
-        )
+        got = f"state {missing[0]} without a failure arc (label 0), although failure arcs lead to state {unigram_state}"
+        raise ValueError(f"expected a backoff model, got {got} as that of the unigrams")
     target[unigram_state] = unigram_state
     for _ in range(MAX_ORDER.bit_length()):
         target = target[target]
@@ -159,7 +157,5 @@ def refuse_other_automata(automaton: Automaton) -> None:
         raise ValueError(f"expected failure arcs that lead to state {unigram_state}, got {got}")
     unknown = ~np.isin(labels, labels[source == unigram_state]) & ~failure
     if unknown.any():
-        raise ValueError(
-            f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state {source[unknown][0]}, "
-            f"which the unigram state {unigram_state} lacks; this is no backoff model"
-        )
+        got = f"label {labels[unknown][0]} at state {source[unknown][0]}, which the unigram state {unigram_state} lacks"
+        raise ValueError(f"expected arcs of the unigrams' labels, got {got}; this is no backoff model")

@@ -131,10 +131,8 @@ class _Cursor:
 
     def need(self, size: int) -> None:
         if self.offset + size > len(self.data):
-            raise ValueError(
-                f"{self.path}: expected {size} bytes at byte {self.offset}, but the file ends at {len(self.data)}; "
-                "it is truncated or damaged: make it again"
-            )
+            found = f"but the file ends at {len(self.data)}; it is truncated or damaged: make it again"
+            raise ValueError(f"{self.path}: expected {size} bytes at byte {self.offset}, {found}")
 
 
 def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
@@ -193,8 +191,7 @@ def _read_symbols(cursor: _Cursor) -> Symbols:
 def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: bool) -> Records:
     if aligned:
         cursor.offset += -cursor.offset % ALIGNMENT
-    wanted = "a number of states and arcs below 2^32"
-    expect(0 <= count < 2**32, wanted, count, "the header is damaged", of=cursor.path)
+    expect(0 <= count < 2**32, "a number of states and arcs below 2^32", count, "the header is damaged", of=cursor.path)
     cursor.need(count * dtype.itemsize)
     records = np.frombuffer(cursor.data, dtype, count, cursor.offset) if count else np.empty(0, dtype)
     cursor.offset += count * dtype.itemsize
@@ -237,10 +234,8 @@ def header(
     """
     properties = model_properties(num_states) if properties is None else properties
     flags = IS_ALIGNED if symbols is None else HAS_INPUT_SYMBOLS | IS_ALIGNED
-    parts = [
-        struct.pack("<i", MAGIC) + _string("const") + _string("standard"),
-        struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs),
-    ]
+    parts = [struct.pack("<i", MAGIC), _string("const"), _string("standard")]
+    parts.append(struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs))
     if symbols is not None:
         name, symbol_of_label = symbols
         parts.append(struct.pack("<i", SYMBOLS_MAGIC) + _string(name))

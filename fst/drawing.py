@@ -80,11 +80,9 @@ def lattice_svg(
         lines += [f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="{style}"/>' for r in rings]
         style = f"fill:{_INK};font-size:10px;text-anchor:middle"
         lines.append(f'<text x="{x}" y="{middle + 3.5:g}" style="{style}">{state}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">'
-        f"{''.join(lines)}</svg>"
-    )
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    about = f'role="img" aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {about}>{"".join(lines)}</svg>'
 
 
 _INK, _FAINT, _DRAFT, _RIGHT = "var(--ink,#1c2024)", "var(--faint,#60666c)", "var(--c2,#c45100)", "var(--c3,#00835e)"

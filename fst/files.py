@@ -22,6 +22,7 @@ import numpy as np
 
 from fst.processors import ignore
 
+PathLike = str | os.PathLike[str]
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of writing that carry no file name."""
 
@@ -45,7 +46,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` on success, delete it on any error.
 
     A reader therefore sees the old file or the complete new one, never a half.  Folders that are missing above it are
@@ -63,7 +64,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing_files(directory: PathLike) -> Iterator[Path]:
     """Yield an empty temporary directory inside ``directory``; on success its files are moved up, else deleted.
 
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
@@ -81,13 +82,13 @@ def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: PathLike, text: str) -> None:
     """Write a text in UTF-8, atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def save_array(path: str | os.PathLike[str], array: np.ndarray) -> None:
+def save_array(path: PathLike, array: np.ndarray) -> None:
     """Write a ``.npy`` file, atomically.
 
     Into a file proper numpy would write by C's own buffer, and overlook that its last bytes find no room on the disk.
@@ -96,7 +97,7 @@ def save_array(path: str | os.PathLike[str], array: np.ndarray) -> None:
         np.lib.format.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
-def copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+def copy(source: PathLike, path: PathLike) -> None:
     """Copy a file, atomically."""
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
@@ -110,9 +111,8 @@ def _named(path: Path, temporary: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None and not error.args[1:]:  # numpy: "324241 requested and 153536 written"
             raise OSError(errno.ENOSPC, f"could not be written whole, {error}; is the disk full?", str(path)) from error
-        if str(temporary) in (str(error.filename), str(error.filename2)) or (
-            error.filename is None and error.errno in DISK_ERRORS
-        ):
+        unnamed = error.filename is None and error.errno in DISK_ERRORS
+        if unnamed or str(temporary) in (str(error.filename), str(error.filename2)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     except Exception as error:  # safetensors and tokenizers, in Rust, wrap the system's errors in types of their own
@@ -129,7 +129,7 @@ PIECE = 4 << 20
 GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
-def unpacked(path: str | os.PathLike[str], progress: Callable[[int, int], object] = ignore) -> Iterator[bytes]:
+def unpacked(path: PathLike, progress: Callable[[int, int], object] = ignore) -> Iterator[bytes]:
     """The text of a plain or gzip file, piece by piece; `GZIP_DAMAGE` or ValueError where it cannot be unpacked.
 
     progress: called with the bytes read so far and in all.
@@ -152,13 +152,11 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
         anything may come out.
     """
     if unpacked > LARGEST_SMALL_FILE and unpacked > LARGEST_RATIO * packed:
-        raise ValueError(
-            f"its {packed} bytes would unpack to {unpacked} or more, over {LARGEST_RATIO} times as many; "
-            "if that is what you want, store it uncompressed"
-        )
+        size = f"{unpacked} or more, over {LARGEST_RATIO} times as many"
+        raise ValueError(f"its {packed} bytes would unpack to {size}; if that is what you want, store it uncompressed")
 
 
-def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "folder"]) -> None:
+def require_writable(path: PathLike, *kinds: Literal["file", "folder"]) -> None:
     """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
 
     Folders may be missing above it, as for `replacing`: they are made when there is something to write, not here.
@@ -183,7 +181,7 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str], wait: bool = False) -> Iterator[None]:
+def locked(path: PathLike, wait: bool = False) -> Iterator[None]:
     """Hold a folder, or the name of a file to be written, against other processes for as long as this one lives.
 
     wait: until another process that holds it has ended; else that is a ValueError.

@@ -14,11 +14,10 @@ word itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from fst.confusion import EPSILON
-from fst.files import GZIP_DAMAGE, unpacked
+from fst.files import GZIP_DAMAGE, PathLike, unpacked
 from fst.model import Vocabulary
 from fst.word_lattices import Lattice
 
@@ -26,10 +25,7 @@ EPSILON_NAMES = ("<eps>", "<epsilon>")
 
 
 def read_lattices(
-    path: str | os.PathLike[str],
-    symbols: Sequence[str] | None = None,
-    acoustic_scale: float = 1.0,
-    graph_scale: float = 1.0,
+    path: PathLike, symbols: Sequence[str] | None = None, acoustic_scale: float = 1.0, graph_scale: float = 1.0
 ) -> Iterator[tuple[str, Lattice]]:
     """The name and the lattice of each entry, one after another.
 
@@ -115,7 +111,7 @@ def _integer(what: str, field: str) -> int:
     return int(field)
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
+def _lines(path: PathLike) -> Iterator[str]:
     rest = b""
     for piece in unpacked(path):
         *lines, rest = (rest + piece).split(b"\n")

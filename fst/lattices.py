@@ -21,6 +21,7 @@ from fst.const_file import FstFile
 from fst.openfst import records_of, refuse_transducer
 from fst.printable import expect
 
+ANY_SHAPE = "fst.Lattice reads acyclic lattices of any shape"
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
@@ -102,19 +103,15 @@ def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, 
             raise ValueError(f"expected all paths of one length, got state {ends[0]} that is final and has arcs")
         targets = {target for _, _, target, _ in arcs}
         if again := targets & visited:
-            raise ValueError(
-                f"expected paths of one length, got a cycle through state {min(again)} or paths of two lengths to it; "
-                "fst.Lattice reads acyclic lattices of any shape"
-            )
+            got = f"a cycle through state {min(again)} or paths of two lengths to it"
+            raise ValueError(f"expected paths of one length, got {got}; {ANY_SHAPE}")
         visited |= targets
         tokens = sorted({label - 1 for _, label, _, _ in arcs})
         pairs = {(label, target) for _, label, target, _ in arcs}
         if len(targets) > 1 and not len(pairs) == len(tokens) == len(targets):
-            raise ValueError(
-                f"expected a linear acceptor, or one with a state for each token of a slot, got {len(targets)} states "
-                f"for {len(tokens)} tokens of slot {len(slots)}; it is no sausage: fst.Lattice reads acyclic lattices "
-                "of any shape"
-            )
+            wanted = "a linear acceptor, or one with a state for each token of a slot"
+            got = f"{len(targets)} states for {len(tokens)} tokens of slot {len(slots)}; it is no sausage"
+            raise ValueError(f"expected {wanted}, got {got}: {ANY_SHAPE}")
         column = {token: at for at, token in enumerate(tokens)}
         slots.append((tokens, {(layer[state], column[label - 1]): weight for state, label, _, weight in arcs}))
         layer = {target: column[label - 1] for label, target in pairs} if len(targets) > 1 else {targets.pop(): -1}

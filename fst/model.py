@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,8 +16,9 @@ from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
 from fst.automaton import MAX_ORDER, Automaton, most_labels
 from fst.const_file import FstFile, Records, Symbols, SymbolTable
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from fst.openfst import records_of, to_openfst
+from fst.printable import expect
 from fst.processors import ignore
 from fst.table import UNK, NgramTable
 
@@ -63,11 +63,7 @@ class NgramModel:
 
     @classmethod
     def from_arpa(
-        cls,
-        path: str | os.PathLike[str],
-        vocab: Mapping[str, int] | None = None,
-        strict: bool = True,
-        progress: Progress = ignore,
+        cls, path: PathLike, vocab: Mapping[str, int] | None = None, strict: bool = True, progress: Progress = ignore
     ) -> NgramModel:
         """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
         parsed = parse_arpa(path, vocab, strict, progress)
@@ -75,7 +71,7 @@ class NgramModel:
         return cls(automaton, parsed.symbols, own_ids=parsed.symbols is not None and vocab is None)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], mmap: bool = True) -> NgramModel:
+    def load(cls, path: PathLike, mmap: bool = True) -> NgramModel:
         """Load an OpenFst file (mapped if it is ``const``, read if it is ``vector``) or an ARPA file.
 
         A mapped file must not be changed in place while the model is in use: where it is truncated, the operating
@@ -147,7 +143,7 @@ class NgramModel:
             unk_label = 0
         return cls(Automaton(states, arcs, file.start, unigram_state, unk_label), symbols, fingerprint)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the model as an OpenFst ``const`` file, atomically."""
         with replacing(path) as temporary, open(temporary, "wb") as file:
             file.writelines(const_file.const_blocks(self.states, self.arcs, self.start_state, self._symbols()))
@@ -157,7 +153,7 @@ class NgramModel:
         tokens = (labels[labels != self.unk_label] - 1).tolist()
         return _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
 
-    def to_arpa(self, path: str | os.PathLike[str], markers: bool = False) -> None:
+    def to_arpa(self, path: PathLike, markers: bool = False) -> None:
         """Write the model as an ARPA file, gzip where the name ends in ``.gz``.
 
         markers: add those of ``<s>``, ``</s>`` and ``<unk>`` that the model lacks, which KenLM demands; scores stay.
@@ -206,14 +202,13 @@ def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
     """The model that was pickled."""
     model = NgramModel.load(path)
     if (len(model.states), len(model.arcs)) != (num_states, num_arcs):
-        raise ValueError(
-            f"{path}: expected the model of {num_states} states and {num_arcs} arcs that was pickled, got {model!r}; "
-            "the file has been replaced: load and pickle the model again"
-        )
+        wanted = f"the model of {num_states} states and {num_arcs} arcs that was pickled"
+        remedy = "the file has been replaced: load and pickle the model again"
+        raise ValueError(f"{path}: expected {wanted}, got {model!r}; {remedy}")
     return model
 
 
-def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
+def table_to_fst(table: NgramTable, output: PathLike) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
     The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a context.
@@ -224,7 +219,7 @@ def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]
     return _write(output, builder, symbols)
 
 
-def _write(output: str | os.PathLike[str], builder: _core.AutomatonBuilder, symbols: SymbolTable) -> list[int]:
+def _write(output: PathLike, builder: _core.AutomatonBuilder, symbols: SymbolTable) -> list[int]:
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, symbols))
         builder.write(file.write)
@@ -232,8 +227,8 @@ def _write(output: str | os.PathLike[str], builder: _core.AutomatonBuilder, symb
 
 
 def arpa_to_fst(
-    arpa: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    arpa: PathLike,
+    output: PathLike,
     vocab: Mapping[str, int] | None = None,
     strict: bool = True,
     fingerprint: str | None = None,
@@ -320,9 +315,8 @@ def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str 
 
 def _arcs_of(states: Records, arcs: Records, state: int) -> Records:
     begin, count = int(states["pos"][state]), int(states["narcs"][state])
-    if begin + count > len(arcs):
-        got = f"{begin}..{begin + count - 1}"
-        raise ValueError(f"expected the arcs of state {state} among the {len(arcs)} of the file, got {got}")
+    wanted = f"the arcs of state {state} among the {len(arcs)} of the file"
+    expect(begin + count <= len(arcs), wanted, f"{begin}..{begin + count - 1}")
     return arcs[begin : begin + count]
 
 
@@ -334,18 +328,16 @@ def _unigram_state(states: Records, arcs: Records, start: int) -> int:
         if not len(row) or int(row["ilabel"][0]) != 0:
             return state
         state = int(row["nextstate"][0])
-        if not 0 <= state < len(states):
-            raise ValueError(f"expected a backoff arc to one of the {len(states)} states, got {state}")
+        expect(0 <= state < len(states), f"a backoff arc to one of the {len(states)} states", state)
     raise ValueError("expected backoff arcs that end in the unigram state, got a cycle; this is no backoff model")
 
 
 def _refuse_unreadable(path: Path, head: bytes) -> None:
     """Name the formats that are easily mistaken for ones we read; head: how the file begins."""
     if head.startswith(b"mmap lm http://kheafield.com/code"):
-        raise ValueError(
-            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words alone; "
-            "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
-        )
+        remedy = "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
+        got = f"a KenLM binary, which keeps hashes of its words alone; {remedy}"
+        raise ValueError(f"{path}: expected an ARPA or OpenFst file, got {got}")
     if b"\0" in head and not head.startswith(b"\x1f\x8b"):
         wanted = "an ARPA file (plain or gzip) or an OpenFst file"
         raise ValueError(f"{path}: expected {wanted}, got some other binary file")

@@ -194,8 +194,7 @@ def describe_arcs(
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     following = _ids(path, np.int64)
-    if following.size and following.min() < 0:
-        raise ValueError(f"expected a path of token ids, got {following.min()}")
+    expect(following.min(initial=0) >= 0, "a path of token ids", following.min(initial=0))
     return _core.describe(lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
@@ -232,8 +231,7 @@ def _ids(tokens: ArrayLike, dtype: type[np.int32] | type[np.int64]) -> Any:
     array = np.asarray(tokens)
     if array.dtype == dtype:
         return array
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"expected integer token ids, got {array.dtype}")
+    expect(not array.size or array.dtype.kind in "iu", "integer token ids", array.dtype)
     if array.size and (array.max() >= 2**31 - 1 or array.min() < -1):
         raise ValueError(f"expected token ids from 0 to 2^31 - 2, or -1 as padding, got {array.min()} to {array.max()}")
     return array.astype(dtype)

@@ -139,13 +139,9 @@ class Lattice:
             counts += [0] * len(slots[-1])
             offsets, targets = np.cumsum([0, *counts]), np.array(target_list)
             finals = np.where(np.arange(len(counts)) >= first[-2], 0.0, -np.inf)
-        return cls(
-            offsets.astype(np.int64),
-            np.array([token for token, _ in arcs], np.int32),
-            np.array([weight for _, weight in arcs], np.float64),
-            targets.astype(np.int32),
-            finals,
-        )
+        spelled = np.array([token for token, _ in arcs], np.int32)
+        weights = np.array([weight for _, weight in arcs], np.float64)
+        return cls(offsets.astype(np.int64), spelled, weights, targets.astype(np.int32), finals)
 
     @property
     def num_states(self) -> int:
@@ -261,8 +257,7 @@ class Lattice:
     @cached_property
     def _deterministic(self) -> tuple[Any, Any, Any, Any]:
         """The same of the lattice that has every token sequence once."""
-        sources = self.sources.astype(np.int64)
-        pairs = np.sort(sources << 32 | self.tokens.astype(np.int64) & 0xFFFFFFFF)
+        pairs = np.sort(self.sources.astype(np.int64) << 32 | self.tokens.astype(np.int64) & 0xFFFFFFFF)
         if (self.tokens != EPSILON).all() and (np.diff(pairs) > 0).all():
             return self._with_ends
         return _core.determinize(self._with_ends)

@@ -15,9 +15,8 @@ def extra_module(name: str, extra: str, purpose: str) -> Any:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")
-        raise ValueError(
-            f"expected the package {package} for {purpose}, found none; pip install 'latticebpd[{extra}]'"
-        ) from error
+        remedy = f"pip install 'latticebpd[{extra}]'"
+        raise ValueError(f"expected the package {package} for {purpose}, found none; {remedy}") from error
 
 
 def expect_equal(drafter: str, model: str, pairs: Mapping[str, tuple[object, object]]) -> None:

@@ -12,20 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
 from rich.text import Text
 
@@ -68,25 +57,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path}: {expected}: {plain_words(error)}") from error
 
 
-def progress_bytes() -> Progress:
+def progress_bytes() -> bars.Progress:
     """The same, counting bytes."""
-    return _progress(
-        (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()), lambda count: decimal(int(count))
-    )
+    return _progress(lambda count: decimal(int(count)), bars.DownloadColumn(), bars.TransferSpeedColumn())
 
 
-def progress() -> Progress:
+def progress() -> bars.Progress:
     """How far long work has come, on standard error: a bar that vanishes when done; in a log file, a line a minute."""
-    return _progress((MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()), lambda count: f"{count:,.0f}")
+    return _progress("{:,.0f}".format, bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
 
 
-def _progress(columns: tuple[ProgressColumn, ...], written: Callable[[float], str]) -> Progress:
+def _progress(written: Callable[[float], str], *columns: bars.ProgressColumn) -> bars.Progress:
     if not err.is_terminal:
         return LogLines(written)
-    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), *columns, console=err, transient=True)
+    shown = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), *columns)
+    return bars.Progress(*shown, bars.TimeRemainingColumn(), console=err, transient=True)
 
 
-class LogLines(Progress):
+class LogLines(bars.Progress):
     """A line for every unfinished task each `LINE_EVERY` seconds, whether or not anything has moved."""
 
     def __init__(self, written: Callable[[float], str]) -> None:
@@ -108,7 +96,7 @@ class LogLines(Progress):
                 if not task.finished:
                     err.print(self._line(task), soft_wrap=True, markup=False)
 
-    def _line(self, task: Task) -> str:
+    def _line(self, task: bars.Task) -> str:
         total = "" if task.total is None else f" of {self._written(task.total)}"
         left = "" if task.time_remaining is None else f", about {timedelta(seconds=int(task.time_remaining))} left"
         elapsed = timedelta(seconds=int(task.elapsed or 0))
@@ -145,9 +133,8 @@ def positive_numbers(option: str, text: str, most: int | None = None) -> list[in
         numbers = []
     if not numbers or min(numbers) < 1 or max(numbers) > (2**31 - 1 if most is None else most):
         allowed = ">= 1" if most is None else f"from 1 to {most}"
-        raise ValueError(
-            f"expected {option} as numbers {allowed} separated by commas, such as 1,2,4, got {text[:60]!r}"
-        )
+        wanted = f"{option} as numbers {allowed} separated by commas, such as 1,2,4"
+        raise ValueError(f"expected {wanted}, got {text[:60]!r}")
     return numbers
 
 

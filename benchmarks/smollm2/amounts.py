@@ -5,9 +5,9 @@
     python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
 
 New heads learn from the first 303, 909, 2,727 and from all 8,182 of the model's own answers in a random order, and so
-does a 4-gram model.  Each set of heads is rescored by the 4-gram of its own texts and by the package's, which has read
-all of them and people's text; weights and calibrations are each one's own (`drafters.py`).  Replayed are the answers to
-130 questions.  Rows of slots count right tokens and positions instead of tokens and calls.
+does a 4-gram model; conditioned heads, from all.  Each set is rescored by the 4-gram of its texts and by the package's,
+which has read all of them and people's text; weights and calibrations are its own (`drafters.py`).  Replayed are the
+answers to 130 questions.  Rows of slots count right tokens and positions instead of tokens and calls.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from matplotlib.figure import Figure
 
 import fst
 from benchmarks import common
-from benchmarks.common import latticebpd, read_csv, stage, table, write_csv
+from benchmarks.common import latticebpd, read_csv, slug, stage, table, write_csv
 from benchmarks.decodes import draw_band
 from benchmarks.smollm2 import drafters, trees
-from benchmarks.smollm2.make import END, HEAD_WEIGHTS, MODEL, own_text
+from benchmarks.smollm2.make import END, MODEL, own_text, train_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
 from latticebpd.target.catalogue import resolved
 
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
-TRAINING = (
-    f"--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights {HEAD_WEIGHTS} "
-    "--learning-rate 2e-3 --warmup-steps 50 --batch-size 10 --validation-every 300 --checkpoint-every 50 "
-    "--serving-prompts 0"
-)
+KINDS = ("1445k", "1445k conditioned")
+"""Heads from all texts; the second ones also read the token that the model has chosen."""
 OWN, NODES = ", own 4-gram", (16, 64)
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -55,7 +52,7 @@ SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k 
 # ---------------------------------------------------------------- heads and n-gram models
 def parts(work: Path, data: Path) -> list[Path]:
     """Texts that amount to each number of them, one file after the other, with hidden states next to them."""
-    given = Texts.load(own_text(work, data, None, [work / "more.npz"])[0])
+    given = Texts.load(own_text(work, data, [work / "more.npz"])[0])
     order, ends = np.random.default_rng(0).permutation(len(given)).tolist(), [count for count, _ in AMOUNTS.values()]
     made = [work / "amounts" / f"texts-{end}.npz" for end in ends]
     for path, (begin, end) in zip(made, pairwise((0, *ends)), strict=True):
@@ -66,9 +63,9 @@ def parts(work: Path, data: Path) -> list[Path]:
 
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
-    home, trained = work / "amounts" / name, work / "amounts" / f"{name}-heads"
-    held_out = ("--validation", work / "held-out.npz", f"--model {MODEL} --steps {AMOUNTS[name][1]} -o", trained)
-    latticebpd("train heads", *texts, TRAINING, *held_out)
+    home, trained = (work / "amounts" / f"{slug(name)}{end}" for end in ("", "-heads"))
+    amount, _, kind = name.partition(" ")
+    train_heads(texts, work / "held-out.npz", kind or "feed-forward", AMOUNTS[amount][1], trained)
     home.mkdir(exist_ok=True)
     for file in Path(resolved(MODEL)).iterdir():
         if not file.name.startswith("lm.") and not (link := home / file.name).exists():
@@ -106,8 +103,8 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(given: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(given.work, given.data), list[dict[str, str]]()
     stage(given.work / drafters.QUESTIONS, partial(drafters.questions, given.work, given.data))
-    for count, name in enumerate(AMOUNTS, 1):
-        file = given.work / "replays" / f"{name}.csv"
+    for count, name in enumerate((*AMOUNTS, KINDS[1]), 1):
+        file = given.work / "replays" / f"{slug(name)}.csv"
         rows += read_csv(stage(file, partial(replay, given.work, name, texts[:count], file)))
     return rows
 
@@ -147,6 +144,19 @@ def gain_lines(counts: drafters.Counts) -> list[list[str]]:
     return lines
 
 
+def kind_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
+    """Tokens per call with feed-forward and with conditioned heads from all texts, and what the second ones gain."""
+    both = ([counts[name, each] for each in systems] for name in KINDS)
+    rows = zip(systems, *both, strict=True)
+    return [[each, trees.efficiency(a)[0], trees.efficiency(b)[0], trees.gain(b, a)] for each, a, b in rows]
+
+
+def kind_gains(counts: drafters.Counts) -> list[list[str]]:
+    """What a step gains with either."""
+    pairs = (*PAIRS, *OTHERS)
+    return [[f"{a} over {b}", *(trees.gain(counts[name, a], counts[name, b]) for name in KINDS)] for a, b in pairs]
+
+
 @rc_context(STYLE)
 def figure(counts: drafters.Counts) -> Figure:
     """What rescoring gains by the amount of text, with the package's 4-gram and with that of the same text."""
@@ -169,6 +179,8 @@ def main() -> None:
     table("tokens per call", ("system", *head), system_lines(counts, SYSTEMS))
     table("gains; their change in percentage points", ("pair", *head), gain_lines(counts))
     table("share of right tokens", ("slot", *head), system_lines(counts, [*SLOTS]))
+    table("conditioned heads", ("", *KINDS, "gain"), kind_lines(counts, (*SYSTEMS, *SLOTS)))
+    table("gains with them", ("", *KINDS), kind_gains(counts))
     given = parser.parse_args()
     figure(counts).savefig((given.table or given.output).with_suffix(".png"), dpi=150)
 

@@ -112,7 +112,7 @@ def train(work: Path, source: Path) -> None:
     """States, the block drafter after each number of updates, and what is taught to the last."""
     home = work / "blocks"
     data, held = home / "train.npz", home / "held-out.npz"
-    own_text(work, source, None, [work / "more.npz"])
+    own_text(work, source, [work / "more.npz"])
     given = Texts.load(work / "train.npz")
     order = np.random.default_rng(0).permutation(len(given)).tolist()[:TEXTS]
     stage(data, lambda: given.chosen(order).save(data))

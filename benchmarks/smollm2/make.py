@@ -1,8 +1,7 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.smollm2.make --data DIR --work WORK [--answers N --steps N]
-    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --texts 6144 --warm-start --steps 2000
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
@@ -36,15 +35,13 @@ MODEL = "smollm2-135m"
 END = 2
 HELD_OUT = 32
 """The answer to every 32nd prompt is held out."""
-HEAD_WEIGHTS = "1,0.7,0.5,0.4,0.3,0.25,0.2,0.2"
-"""How often each head learns: draft trees have fewer and fewer nodes from slot to slot."""
-PEOPLE = (
-    "text/books-000.jsonl.xz",
-    "text/books-001.jsonl.xz",
-    "text/docs-000.jsonl.xz",
-    "text/news-000.jsonl.xz",
-    "code/code-000.jsonl.xz",
+HEADS = (
+    "--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,0.7,0.5,0.4,0.3,0.25,0.2,0.2 "
+    "--learning-rate 2e-3 --warmup-steps 50 --batch-size 10 --checkpoint-every 50 --serving-prompts 0"
 )
+"""The weights say how often each head learns: draft trees have fewer and fewer nodes from slot to slot."""
+PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
+PEOPLE += ["code/code-000.jsonl.xz"]
 
 
 def save_answers(path: Path, ids: np.ndarray, texts: Texts, prompts_hash: str) -> None:
@@ -99,19 +96,16 @@ def people_corpus(work: Path, data: Path) -> Path:
     return stage(made, lambda: latticebpd("train", "encode", *files, *tokenizer, made))
 
 
-def own_text(work: Path, data: Path, answers: int | None = None, further: Sequence[Path] = ()) -> tuple[Path, Path]:
-    """Training and held-out texts: prompts and the model's own greedy answers, all or the first so many; further ones
-    are all for training."""
+def own_text(work: Path, data: Path, further: Sequence[Path] = ()) -> tuple[Path, Path]:
+    """Training and held-out texts: prompts and the model's own greedy answers; further ones are all for training."""
     train, held = work / "train.npz", work / "held-out.npz"
     if train.exists() and held.exists():
         return train, held
     prompts, digest = chat_prompts(conversations(work, data))
     ids, texts = load_answers(HERE / "own-text.npz", prompts, digest)
-    ids, texts = ids[:answers], texts.chosen(range(len(texts))[:answers])
     is_held_out = ids % HELD_OUT == 0
     texts.chosen(np.flatnonzero(is_held_out).tolist()).save(held)
-    learnt = texts.chosen(np.flatnonzero(~is_held_out).tolist())
-    Texts.joined([learnt, *map(Texts.load, further)]).save(train)
+    Texts.joined([texts.chosen(np.flatnonzero(~is_held_out).tolist()), *map(Texts.load, further)]).save(train)
     return train, held
 
 
@@ -138,29 +132,26 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     return mix(pruned, "--max-ngrams 800000")
 
 
-def heads(work: Path, train: Path, held: Path, steps: int, warm_start: bool = False, count: int | None = None) -> Path:
-    """Eight residual heads over a shortlist, new or those of the package, from hidden states that are read once of all
-    training texts or the first ``count``."""
+def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None) -> Path:
+    """Eight conditioned heads, from hidden states that are read once of all training texts or the first ``count``."""
     if count is not None:
         learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
         train = stage(learn, lambda: chosen.save(learn))
     latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    shape = "--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384 --learning-rate 2e-3"
-    shape = "--warm-start --learning-rate 1e-3" if warm_start else shape
-    rates = f"--steps {steps} --batch-size 10 --warmup-steps 100 --head-weights {HEAD_WEIGHTS}"
-    often = "--serving-prompts 0 --validation-every 250 --checkpoint-every 50"
-    held_out = ("--validation", held, f"--model {MODEL}")
-    latticebpd("train", "heads", train, *held_out, shape, rates, often, "-o", work / "heads")
-    return work / "heads"
+    return train_heads([train], held, "conditioned", steps, work / "heads")
+
+
+def train_heads(texts: Sequence[Path], held: Path, kind: str, steps: int, output: Path) -> Path:
+    options = f"{HEADS} --kind {kind} --model {MODEL} --steps {steps} --validation"
+    latticebpd("train heads", *texts, options, held, "-o", output)
+    return output
 
 
 def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
     lattices, half = work / "lattices", len(Texts.load(held)) // 2
-    sizes = "--teacher-force --max-new-tokens 256 --context 640 -k 64 --shard-size 40 -o"
-    latticebpd(
-        "lattices", "--prompts", held, "--model", trained, sizes, lattices
-    )  # resumes, and refuses other heads' lattices
+    sizes = "--teacher-force --max-new-tokens 256 --context 1024 -k 64 --shard-size 40 -o"
+    latticebpd("lattices --prompts", held, "--model", trained, sizes, lattices)  # refuses other heads' lattices
     systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "32-tree", "64-tree"))
     latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")
     latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --write")
@@ -170,16 +161,14 @@ def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py names")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
-    parser.add_argument("--answers", type=int, help="number of answers to learn from; all by default")
     parser.add_argument("--text", type=Path, action="append", default=[], help="further texts to learn from")
     parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
-    parser.add_argument("--warm-start", action="store_true", help="begin with the heads of the package")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    train, held = own_text(arguments.work, arguments.data, arguments.answers, arguments.text)
+    train, held = own_text(arguments.work, arguments.data, arguments.text)
     lm = ngram_models(arguments.work, arguments.data, train, held)
-    trained = heads(arguments.work, train, held, arguments.steps, arguments.warm_start, arguments.texts)
+    trained = heads(arguments.work, train, held, arguments.steps, arguments.texts)
     weights(arguments.work, trained, held, lm)
     print(trained)
 

@@ -69,7 +69,6 @@ VARIANTS = {
     ALL: FEATURES,
     "less n-gram model": HEADS + TEXT + COPIES,
     "less its orders": HEADS + NGRAM + TEXT + COPIES,
-    "less the text, copies too": HEADS + NGRAM + ORDERS,
     "less outside": tuple(name for name in FEATURES if name not in ("outside", "mass")),
     "less heads": tuple(name for name in FEATURES if name not in ("log_prob", "mass")),
 }

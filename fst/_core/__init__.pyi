@@ -12,12 +12,7 @@ NUM_FEATURES: int
 
 class Model:
     def __init__(
-        self,
-        states: NDArray[np.void],
-        arcs: NDArray[np.void],
-        start: int,
-        unigram_state: int,
-        unk_label: int = 0,
+        self, states: NDArray[np.void], arcs: NDArray[np.void], start: int, unigram_state: int, unk_label: int = 0
     ) -> None: ...
     def log_prob(self, token: int, context: ArrayLike) -> float: ...
     def score(self, tokens: ArrayLike, bos: bool = False, eos: bool = False) -> float: ...

@@ -78,9 +78,8 @@ def _refusing_odd_numbers(command: Any) -> Any:
 
     def checked(**values: Any) -> None:
         for name, value in values.items():
-            if (isinstance(value, float) and not math.isfinite(value)) or (
-                isinstance(value, int) and not -(2**63) <= value < 2**63
-            ):
+            is_odd = isinstance(value, float) and not math.isfinite(value)
+            if is_odd or (isinstance(value, int) and not -(2**63) <= value < 2**63):
                 raise ValueError(f"expected --{name.replace('_', '-')} as a number of ordinary size, got {value}")
         act(**values)
 
@@ -141,9 +140,8 @@ def main() -> None:
     except Exception as error:
         # The command line's library turns an EOFError into one without a message.
         cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-        _fail(
-            f"unforeseen {type(cause).__name__}: {cause}; `latticebpd --debug COMMAND ...` shows where it comes from", 1
-        )
+        remedy = "`latticebpd --debug COMMAND ...` shows where it comes from"
+        _fail(f"unforeseen {type(cause).__name__}: {cause}; {remedy}", 1)
 
 
 def _fail(message: str, status: int) -> NoReturn:

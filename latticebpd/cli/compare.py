@@ -195,10 +195,8 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
         words = (name.replace("consecutive_repeats", "equal neighbours").replace("_", " ") for name in columns)
         shares = ([row["system"], *(f"{row[name]:.1f}" for name in columns)] for row in rows)
         print_table(title, ("system", *words), shares)
-    out.print(
-        "misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to"
-        " draft it."
-    )
+    cut = "it is in the lattice, but no node was left to draft it."
+    out.print(f"misranked: others are drafted in the right token's place; cut: {cut}")
 
 
 def _print_sweeps(sweeps: Mapping[str, AlphaSweep]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.tables import print_table
@@ -53,9 +54,8 @@ def ddg(
     """
     if wrong := [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]:
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
-    if initial is InitialName.previous:
-        advice = "`latticebpd jacobi` takes earlier outputs"
-        raise ValueError(f"expected --initial padding, random, source, heads or ngram, got previous; {advice}")
+    wanted, remedy = "--initial padding, random, source, heads or ngram", "`latticebpd jacobi` takes earlier outputs"
+    expect(initial is not InitialName.previous, wanted, "previous", remedy)
     texts = read_texts(file, source, None, None, limit).inputs
     quiet_transformers()
     import torch
@@ -81,9 +81,8 @@ def ddg(
             on_progress(0)
     statistics = corpus_statistics(sentences)
     block = "whole text" if block_size is None else f"blocks of {block_size}"
-    settings = settings_line(
-        served, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens
-    )
+    about = {"model": model.name, "decoded": block, "initial": initial.value}
+    settings = settings_line(served, **about, texts=len(texts), max_new_tokens=max_new_tokens)
     for path in output:
         from latticebpd.report.dependency_plots import graphs_page, picture
         from latticebpd.report.plots import save
@@ -119,10 +118,7 @@ def _print(statistics: CorpusStatistics) -> None:
         for each in statistics.classes
     )  # fmt: skip
     counts = f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations"
-    print_table(
-        f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
-        ("class", "tokens", "in parallel", "iteration", "waits", "for the last"),
-        rows,
-        no_wrap=True,
-        caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
-    )
+    title = f"{counts}: {statistics.mean_width:.3f} tokens per iteration"
+    headings = ("class", "tokens", "in parallel", "iteration", "waits", "for the last")
+    caption = "in parallel: right for good no later than the token before; for the last: waited for the token before"
+    print_table(title, headings, rows, no_wrap=True, caption=caption)

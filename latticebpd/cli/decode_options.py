@@ -73,27 +73,20 @@ def decode_again(
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
             first = [each[0] for each in wanted]
-            spelled = (
-                tokenizer(text_target=first)
-                if BaseModel.of(loaded.model).is_encoder_decoder
-                else tokenizer(first, add_special_tokens=False)
-            )
-            right = [
-                ([*text[:length], *ids], length)
-                for ids, (text, length) in zip(spelled["input_ids"], texts, strict=True)
-            ]
+            is_encoder_decoder = BaseModel.of(loaded.model).is_encoder_decoder
+            kind = {"text_target": first} if is_encoder_decoder else {"text": first, "add_special_tokens": False}
+            spelled = zip(tokenizer(**kind)["input_ids"], texts, strict=True)
+            right = [([*text[:length], *ids], length) for ids, (text, length) in spelled]
         elif given_text:
             wanted, right = [[words(text[length:])] for text, length in texts], texts
         else:
-            raise ValueError(
-                "expected --references with --measure, since the lattices are of the model's own text; got none"
-            )
+            reason = "since the lattices are of the model's own text"
+            raise ValueError(f"expected --references with --measure, {reason}; got none")
     drafters = system_drafters(loaded.lattice_source(k), systems, lm, alpha, prompt_context)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
-        decoded = decode(
-            loaded.model, texts, drafters, lambda: bar.advance(task), given_text, accepted, text_ends(paths[0])
-        )
+        ends = text_ends(paths[0])
+        decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, accepted, ends)
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         warn_differing(max(exact))

@@ -105,21 +105,17 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     if out.is_terminal:
         names = ["greedy", drafted]
         show(loaded, prompt, replace(settings, max_new_tokens=2), None, drafted)  # warms up
-        decodes = [
-            PausedDecode(name, partial(show, loaded, prompt, settings, name=name), tokenizer.decode, before)
-            for name in names
-        ]
+        starts = ((name, partial(show, loaded, prompt, settings, name=name)) for name in names)
+        decodes = [PausedDecode(name, start, tokenizer.decode, before) for name, start in starts]
         results = show_side_by_side(out, decodes)
     else:
         names = [drafted]
         results = [show(loaded, prompt, settings, BlockWriter(out, tokenizer.decode, before), drafted)]
-    costs = [
-        f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in zip(names, results, strict=True)
-    ]
+    decoded = zip(names, results, strict=True)
+    costs = [f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in decoded]
     turns = "; the two take turns, each by its own clock" * (len(names) > 1)
-    out.print(
-        f"Each ┃ starts the tokens that one call of the model committed ({'; '.join(costs)}{turns}).\n", soft_wrap=True
-    )
+    legend = "Each ┃ starts the tokens that one call of the model committed"
+    out.print(f"{legend} ({'; '.join(costs)}{turns}).\n", soft_wrap=True)
 
 
 def _print(result: Demo) -> None:

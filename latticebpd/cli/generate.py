@@ -112,11 +112,8 @@ def generate(
         how += f" · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
-        err.print(
-            f"{result.num_tokens} tokens in {result.num_calls} calls{' after the prefill' * all(result.prefilled)},"
-            f" weights: {loaded.weights}",
-            style="dim",
-        )
+        calls = f"{result.num_calls} calls{' after the prefill' * all(result.prefilled)}"
+        err.print(f"{result.num_tokens} tokens in {calls}, weights: {loaded.weights}", style="dim")
 
 
 def _text(prompt: str | None, file: Path | None) -> str:

@@ -115,9 +115,8 @@ def jacobi(
     fill = GenerationSettings(base).fill_id
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
-        runs = compare(
-            systems, inputs, fill, not base.is_encoder_decoder, batch_size, on_batch=lambda: bar.update(task, advance=1)
-        )
+        left = not base.is_encoder_decoder
+        runs = compare(systems, inputs, fill, left, batch_size, on_batch=lambda: bar.advance(task))
     written = {
         each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in run.tokens]
         for each, run in runs.items()
@@ -208,9 +207,8 @@ def _print(record: dict[str, Any]) -> None:
         costs |= {"FLOPs / speedup over greedy": "{flops_per_speed:.3g}"}
     columns |= {"BLEU": "{bleu:.2f}"} if signature else {}
     for forms in (columns, costs):
-        print_table(
-            None, forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]), no_wrap=True
-        )
+        rows = ([form.format(**row) for form in forms.values()] for row in record["systems"])
+        print_table(None, forms, rows, no_wrap=True)
     if compared:
         spread = {key.removesuffix("_speedup"): values for key, values in record["per_text"].items()}
         quantiles = [f"{100 * float(quantile):g} %" for quantile in spread["time"]]

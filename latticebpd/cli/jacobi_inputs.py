@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
@@ -52,17 +53,15 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         raise ValueError(f"{path}: expected at least one text, found none")
     if references is not None:
         targets = _lines(references, limit)
-        if len(targets) != len(inputs):
-            expected = f"{len(inputs)} references, one a line as in {path}"
-            raise ValueError(f"{references}: expected {expected}, got {len(targets)}")
+        wanted = f"{len(inputs)} references, one a line as in {path}"
+        expect(len(targets) == len(inputs), wanted, len(targets), of=references)
     return JacobiInputs(inputs, targets)
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     empty = next((number for number, line in enumerate(lines[:limit], 1) if not line.strip()), None)
-    if empty is not None:
-        raise ValueError(f"{path}:{empty}: expected a text on every line, got an empty one")
+    expect(empty is None, "a text on every line", "an empty one", of=f"{path}:{empty}")
     return lines[:limit]
 
 

@@ -54,8 +54,7 @@ def lattices(
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = typer.Option(
-        None,
-        help="Format questions and conversations in the tokenizer's chat template; by default if it has one.",
+        None, help="Format questions and conversations in the tokenizer's chat template; by default if it has one."
     ),
     system_prompt: str | None = SYSTEM_PROMPT,
 ) -> None:

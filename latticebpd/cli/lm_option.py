@@ -46,6 +46,5 @@ def alphas_of(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(
-            f"expected {option} as weights separated by commas, such as 0.5,1,2, or paper, got {text!r}"
-        ) from None
+        wanted = f"{option} as weights separated by commas, such as 0.5,1,2, or paper"
+        raise ValueError(f"expected {wanted}, got {text!r}") from None

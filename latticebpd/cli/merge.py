@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.compare import show_comparison
 from latticebpd.cli.oracle import show_oracle
 from latticebpd.console import err, writable_file
@@ -48,8 +49,7 @@ def merge(
     if partial:
         err.print(f"without {', '.join(str(Shard(index, min(total.parts).count)) for index in partial)}", style="dim")
     if isinstance(total, Comparison):
-        if plot is not None:
-            raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
+        expect(plot is None, "--plot with counts of the oracle", "those of a comparison")
         show_comparison(total, json, tally)
     else:
         show_oracle(total, json, plot, tally)

@@ -23,15 +23,11 @@ ALPHA: Any = typer.Option(
     None, min=0.0, help="Weight of the language model; by default the one stored for such a system, else 1."
 )
 K: Any = typer.Option(
-    None,
-    "-k",
-    "--k",
-    min=1,
+    None, "-k", "--k", min=1,
     help="Arcs per slot: best tokens of each head; by default 16, for calibrated trees as they were fitted.",
-)
+)  # fmt: skip
 CHAT: Any = typer.Option(
-    None,
-    help="Format the text as a user's turn in the tokenizer's chat template; by default if it has one.",
+    None, help="Format the text as a user's turn in the tokenizer's chat template; by default if it has one."
 )
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
 DRAFTER_MODEL: Any = typer.Option(
@@ -41,8 +37,7 @@ DRAFTER_MODEL: Any = typer.Option(
     "that fills masks (`latticebpd train drafter`).",
 )
 BIGRAM: Any = typer.Option(
-    True,
-    help="Use the bigram, selector or reranker, and the confidence head, of a block drafter that has them.",
+    True, help="Use the bigram, selector or reranker, and the confidence head, of a block drafter that has them."
 )
 IGNORE_BEAMS: Any = typer.Option(
     False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
@@ -54,14 +49,12 @@ WEIGHTS: Any = typer.Option(
 )
 
 SYSTEM: Any = typer.Option(
-    None,
-    "--system",
-    "-s",
+    None, "--system", "-s",
     help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language "
     "model), N-copies (any model), greedy. By default, with heads: 16-calibrated if calibrated (with quantized "
     "weights cut to the size that pays off), else copies+16-tree; without heads: 16-copies; with a drafter model: "
     "16-tree, 16-calibrated if --lm was calibrated for it, vanilla if it fills masks.",
-)
+)  # fmt: skip
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
 TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")
 TOP_P: Any = typer.Option(None, min=0.0, max=1.0, help="Sample among the fewest tokens with this total probability.")

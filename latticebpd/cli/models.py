@@ -35,10 +35,8 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
         print_json(rows)
         return
     for row in rows:
-        out.print(
-            Text(str(row["name"]), style="bold"),
-            f" {row['title']}; {row['parameters']} parameters, {row['licence']}, {row['megabytes']} MB",
-        )
+        about = f" {row['title']}; {row['parameters']} parameters, {row['licence']}, {row['megabytes']} MB"
+        out.print(Text(str(row["name"]), style="bold"), about)
         out.print("    " + str(row["folder"] or f"not here yet: latticebpd models get {row['name']}"), soft_wrap=True)
 
 

@@ -121,11 +121,7 @@ def write_tally(counted: MergeableCounts, path: Path | None) -> None:
 
 
 def show_oracle(
-    counted: OracleTally,
-    json: bool,
-    plot: Path | None,
-    tally: Path | None,
-    decoded: list[dict[str, Any]] | None = None,
+    counted: OracleTally, json: bool, plot: Path | None, tally: Path | None, decoded: list[dict[str, Any]] | None = None
 ) -> None:
     rows = _rows(counted)
     write_tally(counted, tally)
@@ -141,8 +137,7 @@ def show_oracle(
         ]
         record = {
             "signature": asdict(counted.signature), "by": counted.signature.by, "lattices": counted.num_lattices,
-            "rows": rows,
-            "vanilla_drafts_end": lost,
+            "rows": rows, "vanilla_drafts_end": lost,
         }  # fmt: skip
         print_json(record if decoded is None else {**record, "decoded": decoded})
     else:

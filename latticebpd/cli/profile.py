@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
@@ -50,23 +51,19 @@ def profile(
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile as profiled
 
-    widths, batches = (
-        sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))
-    )
+    widths = sorted(set(positive_numbers("--columns", columns, MOST)))
+    batches = sorted(set(positive_numbers("--rows", rows, MOST)))
     loaded, drafter = load(model, lm, weights=weights), None
     if loaded.source is not None:
         drafter = loaded.drafter(system or loaded.default_system(by_cost=True))
-    elif lm is not None or system is not None:
-        raise ValueError(
-            "expected a model with heads for --lm and --system, got one without; leave them out or train heads"
-        )
+    else:
+        wanted, remedy = "a model with heads for --lm and --system", "leave them out or train heads"
+        expect(lm is None and system is None, wanted, "one without", remedy)
     if threads is not None:
         torch.set_num_threads(threads)
     with progress() as bar:
         task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
-        costs = profiled(
-            loaded.model, widths, batches, context, rounds, drafter=drafter, on_pass=lambda: bar.advance(task)
-        )
+        costs = profiled(loaded.model, widths, batches, context, rounds, drafter, lambda: bar.advance(task))
     if output is not None:
         costs.save(output)
         err.print(f"{output}: written")

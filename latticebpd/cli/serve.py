@@ -56,9 +56,8 @@ def serve(
         from latticebpd.serving.limits import Limits
         from latticebpd.serving.server import is_loopback, listen, server_of
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"expected the packages of the extra serve, lacking {error.name}: pip install 'latticebpd[serve]'"
-        ) from error
+        wanted = f"expected the packages of the extra serve, lacking {error.name}"
+        raise ValueError(f"{wanted}: pip install 'latticebpd[serve]'") from error
     quiet_transformers()
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile
@@ -88,9 +87,7 @@ def serve(
         if not is_loopback(host) and not api_key:
             err.print("anyone who reaches this address may use the model; --api-key asks for a key", style="yellow")
         at = f"[{host}]" if ":" in host else host
-        err.print(
-            f"{service.name} at http://{at}:{listening.getsockname()[1]}/v1, {system}, weights: {loaded.weights}",
-            style="dim",
-        )
+        url = f"http://{at}:{listening.getsockname()[1]}/v1"
+        err.print(f"{service.name} at {url}, {system}, weights: {loaded.weights}", style="dim")
         with suppress(KeyboardInterrupt):  # Ctrl-C, which uvicorn raises again when all is closed
             server.run(sockets=[listening])

@@ -67,15 +67,8 @@ def spec_bench(
     drafter = model_options.named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
-        answers = run(
-            chosen,
-            loaded.model,
-            loaded.prompts,
-            forward_func,
-            max_new_tokens,
-            on_question=lambda question: bar.update(task, advance=1, description=question.task),
-            drafter=drafter,
-        )
+        asked = (chosen, loaded.model, loaded.prompts, forward_func, max_new_tokens)
+        answers = run(*asked, lambda question: bar.update(task, advance=1, description=question.task), drafter=drafter)
     if output is not None:
         write_answers(answers.answers, output, f"{loaded.name}-latticebpd")
     results = answers.results()

@@ -70,10 +70,8 @@ def tune(
         if each.by == POSITION:
             err.print(f"{each.system}: tuned by position, since the files do not tell their texts", style="yellow")
         if each.at_edge:
-            err.print(
-                f"{each.system}: alpha {each.alpha:g} is the last that was tried; a better one may lie beyond",
-                style="yellow",
-            )
+            edge = f"alpha {each.alpha:g} is the last that was tried; a better one may lie beyond"
+            err.print(f"{each.system}: {edge}", style="yellow")
     if json:
         print_json([asdict(each) for each in tunings])
         return

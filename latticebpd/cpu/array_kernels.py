@@ -24,25 +24,27 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 class Int8HeadKernels:
-    """Feed-forward heads, rounded to 8 bits.  up, down: ``[heads, hidden, inner]`` and ``[heads, inner, hidden]``."""
+    """Feed-forward heads, rounded to 8 bits.  up, down: ``[heads, inputs, inner]`` and ``[heads, inner, hidden]``; the
+    first ``hidden`` inputs are the state, which heads add to."""
 
     def __init__(self, up: np.ndarray, down: np.ndarray) -> None:
         rows = [np.ascontiguousarray(each.swapaxes(1, 2), np.float32) for each in (up, down)]
-        self._heads = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, *up.shape)
+        (count, inner, self._hidden), inputs = down.shape, up.shape[1]
+        self._heads = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, count, inner, self._hidden, inputs)
 
-    def states(self, hidden: np.ndarray, slots: int) -> np.ndarray:
-        """``[rows, hidden]`` -> ``[rows, slots, hidden]`` of the first ``slots`` heads."""
-        given = np.ascontiguousarray(hidden, np.float32)
-        states = np.empty((len(given), slots, given.shape[1]), np.float32)
+    def states(self, inputs: np.ndarray, slots: int) -> np.ndarray:
+        """``[rows, inputs]`` -> ``[rows, slots, hidden]`` of the first ``slots`` heads."""
+        given = np.ascontiguousarray(inputs, np.float32)
+        states = np.empty((len(given), slots, self._hidden), np.float32)
         self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, num_threads())
         return states
 
     def top_k(
-        self, hidden: np.ndarray, slots: int, projection: _kernels.Int8Weights, k: int
+        self, inputs: np.ndarray, slots: int, projection: _kernels.Int8Weights, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """``[rows, hidden]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
+        """``[rows, inputs]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
         slots, k]``, in one call: that of `states`, the projection ``[tokens, hidden]`` and :func:`top_k`."""
-        given, shape = np.ascontiguousarray(hidden, np.float32), (len(hidden), slots, k)
+        given, shape = np.ascontiguousarray(inputs, np.float32), (len(inputs), slots, k)
         tokens, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
         addresses = tokens.ctypes.data, log_probs.ctypes.data
         self._heads.top_k(given.ctypes.data, len(given), slots, projection, k, *addresses, num_threads())

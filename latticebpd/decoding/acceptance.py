@@ -249,10 +249,8 @@ class SpeculativeSampling(Sampling):
     """
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
-        return [
-            self._try_in_turn(p.double(), drafted(node), *drafted.slot(node))
-            for node, p in enumerate(self.probabilities(logits))
-        ]
+        nodes = enumerate(self.probabilities(logits))
+        return [self._try_in_turn(p.double(), drafted(node), *drafted.slot(node)) for node, p in nodes]
 
     def _try_in_turn(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
         """One token of ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's ``arcs``."""
@@ -271,15 +269,12 @@ class SpeculativeSampling(Sampling):
         return int(torch.multinomial(p, 1, generator=self.generator))
 
 
-Adjust = Callable[[int, list[int], Any], Any]
-"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors."""
+Adjust = Callable[[int, list[int], Any], Any] | None
+"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors; None without any."""
 
 
 def walk(
-    rule: Acceptance | Sequence[Acceptance],
-    trees: Sequence[DraftTree],
-    verified: Verified,
-    adjust: Adjust | None = None,
+    rule: Acceptance | Sequence[Acceptance], trees: Sequence[DraftTree], verified: Verified, adjust: Adjust = None
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
-from fst.files import write_text
+from fst.files import PathLike, write_text
 from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
@@ -30,10 +29,8 @@ class Chat:
 
     def __init__(self, loaded: Loaded, drafter: Drafter | None = None, system_prompt: str | None = None) -> None:
         if not loaded.in_chat:
-            raise ValueError(
-                f"expected a model with a chat template, got {loaded.name} without one; `latticebpd models get"
-                " smollm2-135m` downloads one that has it"
-            )
+            remedy = "`latticebpd models get smollm2-135m` downloads one that has it"
+            raise ValueError(f"expected a model with a chat template, got {loaded.name} without one; {remedy}")
         self.loaded, self.cache = loaded, TextCache()
         self.drafter = loaded.drafter() if drafter is None else drafter
         self.begin(loaded.system_prompt if system_prompt is None else system_prompt)
@@ -57,7 +54,7 @@ class Chat:
         """The conversation as chat templates and data sets have it, from the system prompt on, if one was given."""
         return self.prompts.opening + self.prompts.messages(self.turns)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write a JSON object, one line: the model's name and the messages. Data sets of conversations are such
         lines."""
         write_text(path, json.dumps({"model": self.loaded.name, "messages": self.messages}, ensure_ascii=False) + "\n")

@@ -21,10 +21,8 @@ def decode_html(generated: Any, decode: Decoder = None) -> str:
     for row, tokens in enumerate(generated.tokens[:MOST_ROWS].tolist()):
         prompt, new = tokens[: generated.prompt_length], tokens[generated.prompt_length :]
         blocks = generated.blocks(row) if generated.trace is not None else [new]
-        rows.append(
-            f'<p style="white-space:pre-wrap"><span style="opacity:.6">{_text(decode, prompt)}</span>'
-            f"{_blocks(decode, blocks)}</p>"
-        )
+        before = f'<span style="opacity:.6">{_text(decode, prompt)}</span>'
+        rows.append(f'<p style="white-space:pre-wrap">{before}{_blocks(decode, blocks)}</p>')
     total, num_calls = len(generated.tokens), generated.num_calls
     more = f"<p>the first {MOST_ROWS} of {total} texts</p>" if total > MOST_ROWS else ""
     calls = f"{generated.num_tokens} tokens in {num_calls} call{'s' * (num_calls != 1)}"

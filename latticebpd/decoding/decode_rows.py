@@ -181,15 +181,11 @@ def begin_texts(
         expect(max(lengths) < positions, most, max(lengths), "cut it")
         limits = [min(limit, positions) for limit in limits]
     base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
-    rows = [
-        (width - len(tokens), limit, source or tokens)
-        for tokens, source, limit in zip(prompts.tokens, prompts.sources, limits, strict=True)
-    ]
+    limited = zip(prompts.tokens, prompts.sources, limits, strict=True)
+    rows = [(width - len(tokens), limit, source or tokens) for tokens, source, limit in limited]
     processors = settings.row_processors(width, rows, logits_processor or [])
-    return [
-        Text(list(tokens), limit, eos_ids, others, own)
-        for tokens, limit, own in zip(prompts.tokens, limits, processors, strict=True)
-    ]
+    texts = zip(prompts.tokens, limits, processors, strict=True)
+    return [Text(list(tokens), limit, eos_ids, others, own) for tokens, limit, own in texts]
 
 
 def taking_arrays(criterion: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fst.files import PathLike
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.decoding.acceptance import Exact
 from latticebpd.decoding.decode_rows import taking_arrays
@@ -229,11 +229,11 @@ class Loaded:
 
 
 def load(
-    name: str | os.PathLike[str] | None = None,
-    lm: str | os.PathLike[str] | None = None,
+    name: PathLike | None = None,
+    lm: PathLike | None = None,
     dtype: torch.dtype | None = None,
     *,
-    drafter: str | os.PathLike[str] | None = None,
+    drafter: PathLike | None = None,
     chat: bool | None = None,
     system_prompt: str | None = None,
     ignore_beams: bool = False,
@@ -269,9 +269,8 @@ def load(
     if drafter is None and weights in (None, FILE) and str(dtype) in ("None", "torch.float32"):
         path = Path(resolved(directory))
         if (parts := _without_pytorch(path, directory)) is not None:
-            return Loaded(
-                label, directory, parts[0], chat, system_prompt, _lm_file(path, name, lm), lm is not None, *parts[1:]
-            )
+            file = _lm_file(path, name, lm)
+            return Loaded(label, directory, parts[0], chat, system_prompt, file, lm is not None, *parts[1:])
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.drafters.heads.head_family import HeadLattices
     from latticebpd.drafters.registry import check_decodes, load_source
@@ -347,7 +346,7 @@ def _base(model: Any) -> Any:
     return BaseModel.of(model).model
 
 
-def _lm_file(path: Path, name: object, lm: str | os.PathLike[str] | None) -> Path | None:
+def _lm_file(path: Path, name: object, lm: PathLike | None) -> Path | None:
     """The language model's file: as given, else the one next to the model, if any."""
     beside = bundled.LM if name is None else path / "lm.fst"
     file = Path(lm) if lm is not None else beside if name is None or beside.exists() else None

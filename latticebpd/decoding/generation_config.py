@@ -13,17 +13,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    GenerationMixin,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from latticebpd.checks import expect
 from latticebpd.decoding.greedy_settings import DEFAULT_NEW_TOKENS, check_new_tokens

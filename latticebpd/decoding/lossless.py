@@ -56,10 +56,9 @@ class Losslessness:
         if self.lossless:
             return f"{self.tokens} tokens of {self.rows} rows, all the base model's own"
         first = self.divergences[0]
-        return (
-            f"{len(self.divergences)} of {self.rows} rows diverge; row {first.row}, column {first.column}: token"
-            f" {first.token}, where the base model writes {first.expected} (logit margin {first.margin:.2e})"
-        )
+        at = f"row {first.row}, column {first.column}: token {first.token}"
+        expected = f"where the base model writes {first.expected} (logit margin {first.margin:.2e})"
+        return f"{len(self.divergences)} of {self.rows} rows diverge; {at}, {expected}"
 
 
 @torch.inference_mode()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.decoding.acceptance import walk
 from latticebpd.decoding.loop import EXACT
 from latticebpd.decoding.session import verifier_of
@@ -34,7 +36,7 @@ def profile(
     context: int = 200,
     rounds: int = 5,
     drafter: Drafter | None = None,
-    on_pass: Callable[[], object] | None = None,
+    on_pass: Callable[[], object] = ignore,
 ) -> CostCurve:
     """How long passes over ``columns`` tokens of ``rows`` texts take, after ``context`` tokens of a random text;
     ValueError for an encoder-decoder, or a size below 1.
@@ -83,8 +85,7 @@ def profile(
                         verified.best_of(range(batch), [1] * batch)
                         accepted.append((time.perf_counter() - started) / batch)
                     verifier.cut([context] * batch)
-                    if on_pass is not None:
-                        on_pass()
+                    on_pass()
                 started = time.perf_counter()
                 if drafter is not None:
                     drafter.propose(states)
@@ -106,11 +107,8 @@ def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager
     """The target model, the mode in which it computes, and what waits for its results."""
     stock = target_of(model)
     if isinstance(stock, EngineTarget):
-        return stock, nullcontext(), lambda: None
+        return stock, nullcontext(), ignore
     import torch
 
-    def synchronize() -> None:
-        if stock.device.type == "cuda":
-            torch.cuda.synchronize(stock.device)
-
-    return stock, torch.inference_mode(), synchronize
+    on_gpu = stock.device.type == "cuda"
+    return stock, torch.inference_mode(), partial(torch.cuda.synchronize, stock.device) if on_gpu else ignore

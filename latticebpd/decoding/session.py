@@ -173,10 +173,8 @@ class UnreadTokens:
         self._prefill = self._prefill and not any(map(len, trees))
         if self._prefill:
             return self.verifier.prefill(self.tokens)
-        verified = self.verifier.verify(
-            [tokens[0] for tokens in self.tokens],
-            [_append(tokens[1:], tree) for tokens, tree in zip(self.tokens, trees, strict=True)],
-        )
+        chains = [_append(tokens[1:], tree) for tokens, tree in zip(self.tokens, trees, strict=True)]
+        verified = self.verifier.verify([tokens[0] for tokens in self.tokens], chains)
         before = [len(tokens) - 1 for tokens in self.tokens]
         if not any(before):
             return verified
@@ -196,9 +194,8 @@ class UnreadTokens:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""
         if not self._prefill:
             before = [len(tokens) - 1 for tokens in self.tokens]
-            self.verifier.keep(
-                [[*range(n), *(n + node for node in path)] for n, path in zip(before, paths, strict=True)]
-            )
+            kept = [[*range(n), *(n + node for node in path)] for n, path in zip(before, paths, strict=True)]
+            self.verifier.keep(kept)
         self._prefill = False
         self.tokens = [[token] for token in next_tokens]
 

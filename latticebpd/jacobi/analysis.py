@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.jacobi.dependencies import Dependencies, dependencies
 from latticebpd.jacobi.initial_values import Initial
 from latticebpd.jacobi.solution import UNKNOWN, TokenStatus, Trajectory, trajectory
@@ -152,8 +152,7 @@ class CorpusStatistics:
 
 def corpus_statistics(sentences: Sequence[Sentence]) -> CorpusStatistics:
     """The statistics of all sentences, at least one."""
-    if not sentences:
-        raise ValueError("expected at least one text, got none")
+    expect(sentences, "at least one text")
     names = np.array([name for sentence in sentences for name in sentence.classes])
     since = np.concatenate([sentence.trajectory.right_since for sentence in sentences])
     follows = np.concatenate([np.arange(len(sentence.pieces)) > 0 for sentence in sentences])
@@ -163,15 +162,9 @@ def corpus_statistics(sentences: Sequence[Sentence]) -> CorpusStatistics:
     previous = np.array([any(wait.on == wait.position - 1 for wait in each) for each in every])
 
     def of(name: str, chosen: np.ndarray) -> ClassStatistics:
-        return ClassStatistics(
-            name=name,
-            tokens=int(chosen.sum()),
-            in_parallel=int(parallel[chosen].sum()),
-            followers=int(follows[chosen].sum()),
-            mean_pass=float(since[chosen].mean()),
-            mean_waits=float(waits[chosen].mean()),
-            waited_for_previous=int(previous[chosen].sum()),
-        )
+        in_parallel, followers, waited = (int(each[chosen].sum()) for each in (parallel, follows, previous))
+        means = float(since[chosen].mean()), float(waits[chosen].mean())
+        return ClassStatistics(name, int(chosen.sum()), in_parallel, followers, *means, waited)
 
     trajectories = [sentence.trajectory for sentence in sentences]
     passes = [each.passes for each in trajectories]
@@ -186,7 +179,7 @@ def corpus_statistics(sentences: Sequence[Sentence]) -> CorpusStatistics:
     return CorpusStatistics(len(sentences), len(names), sum(passes), [*by_class, total], iterations)
 
 
-def write_csv(rows: Iterable[ClassStatistics | PassStatistics], path: str | os.PathLike[str]) -> None:
+def write_csv(rows: Iterable[ClassStatistics | PassStatistics], path: PathLike) -> None:
     """One line for each, after a heading; the file is replaced atomically."""
     records = [asdict(row) for row in rows]
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:

@@ -131,9 +131,8 @@ def dependencies(
         return waits
 
     waits = [sorted(waits_of(*change).items()) if change[0] else [] for change in last]
-    return Dependencies(
-        [[Wait(position, on, probability) for on, probability in each] for position, each in enumerate(waits)], changes
-    )
+    named = [[Wait(position, on, probability) for on, probability in each] for position, each in enumerate(waits)]
+    return Dependencies(named, changes)
 
 
 def _measure(session: Session, trajectory: Trajectory, pending: list[_Change]) -> dict[_Change, Change]:

@@ -23,10 +23,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fst.processors import ignore
+from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.jacobi.solution import Solution
 from latticebpd.lattices.texts import padded
+from latticebpd.lattices.values import first_number
 from latticebpd.target.stock_model import BaseModel, Model
 
 GREEDY = "greedy"
@@ -134,10 +136,10 @@ class ModelFlops:
         encoder = _weights(base.encoder) if both else {}
         decoder = _weights(base.decoder)
         source = sum(count for name, count in decoder.items() if name.endswith(CROSS_KEYS_AND_VALUES))
-        heads = _first(config, "decoder_attention_heads", "num_attention_heads")
-        width = heads * (_first(config, "head_dim", "d_kv") or config.hidden_size // heads)
-        layers = _first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")
-        encoder_layers = _first(config, "encoder_layers", "num_hidden_layers") if both else 0
+        heads = first_number(config, "decoder_attention_heads", "num_attention_heads") or 0
+        width = heads * (first_number(config, "head_dim", "d_kv") or config.hidden_size // heads)
+        layers = first_number(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers") or 0
+        encoder_layers = (both and first_number(config, "encoder_layers", "num_hidden_layers")) or 0
         output = model.get_output_embeddings()
         return cls(
             encoder_weights=sum(encoder.values()),
@@ -161,11 +163,6 @@ class ModelFlops:
         """Operations of greedy decoding with a cache: ``prompt`` tokens in one pass, then ``new`` one by one."""
         pairs = prompt**2 + sum(prompt + i for i in range(1, new))
         return self.flops(source, prompt + new - 1, pairs, new)
-
-
-def _first(config: Any, *names: str) -> int:
-    """The config's value under the first of the names that it has; 0 without any."""
-    return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), 0)
 
 
 def _weights(module: nn.Module) -> dict[str, int]:
@@ -238,8 +235,7 @@ def compare(
     pad_left: side of the padding: left for a causal LM, right for an encoder, whose positions count from the left.
     warm_ups: first batches that are decoded once more before, unmeasured.
     """
-    if not inputs:
-        raise ValueError("expected at least one text, got none")
+    expect(inputs, "at least one text")
     batches = []
     for start in range(0, len(inputs), batch_size):
         ids, mask = map(torch.from_numpy, padded(inputs[start : start + batch_size], pad, pad_left))

@@ -174,10 +174,8 @@ def solve(
             unread.select(kept)
         active = [active[i] for i in kept]
 
-    counts: dict[str, Any] = {
-        name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
-        for name in ("passes", "updates", "blocks", "columns", "pairs")
-    }
+    names = ("passes", "updates", "blocks", "columns", "pairs")
+    counts: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in names}
     return Solution(
         sequences=torch.from_numpy(session.sequences),
         prompt_length=session.prompts.prefix.shape[1],
@@ -221,14 +219,12 @@ def _evaluate(
     cells = [(i, j) for i, width in enumerate(widths) for j in range(width)]
     logits = verified.logits_of([i for i, _ in cells], [j for _, j in cells])
     if any(row.text.processors for row in rows):
-        logits = torch.stack(
-            [rows[i].text.processed(rows[i].values[:j], line) for (i, j), line in zip(cells, logits, strict=True)]
-        )
+        lines = zip(cells, logits, strict=True)
+        logits = torch.stack([rows[i].text.processed(rows[i].values[:j], line) for (i, j), line in lines])
     best = logits.argmax(dim=-1)
     probabilities: list[float] = []
     if with_probabilities:
         probabilities = logits.float().softmax(dim=-1).gather(-1, best[:, None])[:, 0].tolist()
     tokens, ends = best.tolist(), np.cumsum(widths).tolist()
-    return [
-        (tokens[end - width : end], probabilities[end - width : end]) for end, width in zip(ends, widths, strict=True)
-    ]
+    spans = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+    return [(tokens[span], probabilities[span]) for span in spans]

@@ -19,6 +19,7 @@ from latticebpd.lattices.values import ArrayValues, int32, read_only
 
 ROOT = -1
 """Parent of the first drafted tokens."""
+Edge = tuple[int, int]  # the parent and the token of a node
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ class DraftTree(ArrayValues):
         cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None
     ) -> DraftTree:
         """The trie of drafts, in order of first appearance; -1 ends a draft early."""
-        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        nodes: dict[Edge, int] = {}
         for path in paths.tolist() if isinstance(paths, np.ndarray) else paths:
             node = ROOT
             for token in path:
@@ -104,10 +105,7 @@ class DraftTree(ArrayValues):
 
     @classmethod
     def of_edges(
-        cls,
-        edges: Collection[tuple[int, int]],
-        log_probs: np.ndarray | None = None,
-        lattice: SausageLattice | None = None,
+        cls, edges: Collection[Edge], log_probs: np.ndarray | None = None, lattice: SausageLattice | None = None
     ) -> DraftTree:
         """The tree of the nodes with these parents and tokens."""
         tokens, parents = np.array([token for _, token in edges]), np.array([parent for parent, _ in edges])
@@ -127,7 +125,7 @@ class DraftTree(ArrayValues):
         return tree_picture(self)
 
     @cached_property
-    def edges(self) -> dict[tuple[int, int], int]:
+    def edges(self) -> dict[Edge, int]:
         """Parent and token of each node -> the node."""
         return {edge: i for i, edge in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))}
 
@@ -163,9 +161,7 @@ class DraftTree(ArrayValues):
 
     def pruned(self, max_depth: int) -> DraftTree:
         """The tree without the nodes deeper than ``max_depth``."""
-        if len(self) <= max_depth:
-            return self
-        return self.subtree(self.depths <= max_depth)
+        return self if len(self) <= max_depth else self.subtree(self.depths <= max_depth)
 
     def first(self, num_nodes: int | None) -> DraftTree:
         """The tree of the first ``num_nodes`` nodes; None keeps all."""

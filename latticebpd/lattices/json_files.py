@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from fst.files import write_text
+from fst.files import PathLike, write_text
 from fst.printable import plain_words
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSErr
 """What reading, parsing and checking raise; invalid JSON and UTF-8 are ValueErrors."""
 
 
-def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: str, remedy: str) -> T:
+def read_json(path: PathLike, parse: Callable[[Any], T], problem: str, remedy: str) -> T:
     """What ``parse`` makes of a file's record.
 
     problem, remedy: begin and end the message of the ValueError for a missing or damaged file, the cause between them.
@@ -32,7 +32,7 @@ def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: 
         raise ValueError(f"{os.fspath(path)}: {problem} {plain_words(error)}; {remedy}") from error
 
 
-def read_json_lines(path: str | os.PathLike[str], parse: Callable[[Any], T], expected: str) -> Iterator[T]:
+def read_json_lines(path: PathLike, parse: Callable[[Any], T], expected: str) -> Iterator[T]:
     """What ``parse`` makes of the record in each line that is not blank; the ValueError for a line names file and
     line, and says what was ``expected``."""
     with open(path, "rb") as file:
@@ -86,5 +86,5 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
     raise ValueError(f"expected {name} as {words.get(hint, 'a list')}, got {value!r:.60}")
 
 
-def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = None) -> None:
+def write_json(path: PathLike, record: Any, indent: int | None = None) -> None:
     write_text(path, json.dumps(record, indent=indent) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
 from latticebpd.checks import expect
@@ -134,14 +133,14 @@ class LatticeSet(ArrayValues):
         """The lattices that ``rows`` selects, by indices or by truth values."""
         return replace(self, **{name: array[rows] for name, array in self._arrays().items()})
 
-    def save(self, path: str | os.PathLike[str], compressed: bool = False) -> None:
+    def save(self, path: PathLike, compressed: bool = False) -> None:
         """Write an ``.npz`` atomically; compressed, it is a third smaller and several times slower to read."""
         arrays = self._arrays() | {name: word for name in self.WORDS if (word := getattr(self, name)) is not None}
         with replacing(path) as temporary, open(temporary, "wb") as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> LatticeSet:
+    def load(cls, path: PathLike) -> LatticeSet:
         """Read a lattice file; ValueError, by the file's name, for a damaged archive and missing or invalid arrays."""
         with opened(path, EXPECTED) as archive:
             return cls(**read_arrays(archive, cls.ARRAYS, cls.OPTIONAL), **read_words(archive))

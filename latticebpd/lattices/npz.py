@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fst.files import refuse_bomb
+from fst.files import PathLike, refuse_bomb
 
 DAMAGE = (
     ValueError, KeyError, EOFError, IndexError, TypeError, SyntaxError, tokenize.TokenError, OverflowError,
@@ -30,7 +30,7 @@ COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], expected: str) -> Iterator[zipfile.ZipFile]:
+def opened(path: PathLike, expected: str) -> Iterator[zipfile.ZipFile]:
     """The archive; damage noticed here or inside the ``with`` block is a ValueError that begins with the file's name.
 
     expected: what the file should be, for the message: "a lattice file".
@@ -49,7 +49,7 @@ def opened(path: str | os.PathLike[str], expected: str) -> Iterator[zipfile.ZipF
         raise ValueError(f"{os.fspath(path)}: expected {expected}: {reason}; is the copy complete?") from error
 
 
-def is_intact(path: str | os.PathLike[str]) -> bool:
+def is_intact(path: PathLike) -> bool:
     """Whether a file is there and its arrays are as they were written, by the archive's checksums."""
     try:
         with opened(path, "arrays") as archive:

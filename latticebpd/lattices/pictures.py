@@ -83,11 +83,9 @@ def tree_picture(tree: Any, word: Word = str, accepted: Sequence[int] = ()) -> s
         )
     x, y = origin(-1)
     parts.append(f'<circle cx="{x + 4:g}" cy="{y:g}" r="4" style="fill:{_INK}"/>')
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
-        f' height="{height:g}" role="img" aria-label="draft tree of {len(tree)} nodes"'
-        f' style="font-family:system-ui,sans-serif">{"".join(parts)}</svg>'
-    )
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    about = f'role="img" aria-label="draft tree of {len(tree)} nodes" style="font-family:system-ui,sans-serif"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {about}>{"".join(parts)}</svg>'
     return _with_note(svg, f"the first {MOST_NODES} of {len(tree)} nodes" if len(tree) > MOST_NODES else "")
 
 

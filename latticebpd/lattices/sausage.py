@@ -81,10 +81,8 @@ class SausageLattice(ArrayValues):
             token = ordered[slot, arc]
             raise ValueError(f"slot {slot}: expected distinct tokens, got token {token} twice; keep its better arc")
         log_probs = np.where(masked, -np.inf, log_probs) if masked.any() else log_probs
-        self._assign(
-            tokens=read_only(np.ascontiguousarray(tokens, dtype=np.int32)),
-            log_probs=read_only(np.ascontiguousarray(log_probs, dtype=np.float32)),
-        )
+        ids, weights = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(log_probs, np.float32)
+        self._assign(tokens=read_only(ids), log_probs=read_only(weights))
         if self.transitions is not None:
             gains = checked_transitions(as_numpy(self.transitions), arcs)
             self._assign(transitions=read_only(gains.astype(np.float32, copy=False)))

@@ -7,14 +7,13 @@ thereby packed end to end. For an encoder-decoder the prompt is the source, whic
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from latticebpd.checks import expect
 from latticebpd.lattices.npz import opened, read_arrays
 
@@ -65,6 +64,11 @@ class Texts:
     def lengths(self) -> np.ndarray:
         """``[texts]`` tokens of each, prompt included."""
         return np.diff(self.starts.astype(np.int64))
+
+    @property
+    def answer_lengths(self) -> np.ndarray:
+        """``[texts]`` tokens of each that follow its prompt."""
+        return self.lengths - self.prompt_lengths
 
     @property
     def num_labels(self) -> int:
@@ -135,13 +139,13 @@ class Texts:
                 digest.update(np.ascontiguousarray(array[begin : begin + piece], dtype=np.int64).data)
         return f"sha256:{digest.hexdigest()[:16]}"
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write an ``.npz`` file atomically."""
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, tokens=self.tokens, starts=self.starts, prompt_lengths=self.prompt_lengths)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Texts:
+    def load(cls, path: PathLike) -> Texts:
         """Read what ``save`` wrote; ValueError, by the file's name, for a damaged one."""
         with opened(path, "texts as `latticebpd distill` and `latticebpd lattices` write them") as archive:
             return cls(**read_arrays(archive, cls.ARRAYS))

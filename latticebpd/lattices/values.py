@@ -61,6 +61,11 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
+def first_number(config: Any, *names: str) -> int | None:
+    """The integer under the first of the names that a configuration has one under; None without any."""
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
 def token_ids(name: str, value: Any) -> list[int]:
     """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
     listed = value.tolist() if hasattr(value, "tolist") else value

@@ -159,9 +159,8 @@ def _observations(
     index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
     transitions = None if lattices.transitions is None else lattices.transitions[row]
     history, beyond = padded_histories([text])[0], max(len(path) - slots, 0)
-    features, tokens, sizes = fst.describe_arcs(
-        lattices.tokens[row], lattices.log_probs[row], lm, index, path, history, beyond, transitions
-    )
+    arcs = (lattices.tokens[row], lattices.log_probs[row])
+    features, tokens, sizes = fst.describe_arcs(*arcs, lm, index, path, history, beyond, transitions)
     observations: list[tuple[np.ndarray, int]] = []
     begin, reached = 0, True
     for token, size in zip(path.tolist(), sizes.tolist(), strict=True):

@@ -14,7 +14,6 @@ are the decoder's: start token and target.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fst.files import PathLike
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
@@ -116,7 +116,7 @@ def collect(
 def collect_shards(
     drafts: FamilySource | BlockwiseLM,
     data: Texts,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     options: CollectOptions,
     shard_texts: int = 64,
     about: Mapping[str, Any] | None = None,
@@ -136,7 +136,7 @@ def collect_shards(
             lattice.
     """
     expect(shard_texts >= 1 and len(data), "at least one text in all and per shard", f"{len(data)} and {shard_texts}")
-    if options.teacher_force and (data.lengths - data.prompt_lengths).max() < 2:
+    if options.teacher_force and data.answer_lengths.max() < 2:
         raise NoLatticeError
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)

@@ -66,9 +66,8 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
     """
     expect(len(low), "the mean entropy of at least one head")
     high = low if high is None else high
-    least, most = (
-        int(np.logical_and.accumulate(rises).sum()) + 1 for rises in (high[:-1] <= low[1:], low[:-1] <= high[1:])
-    )
+    surely, perhaps = high[:-1] <= low[1:], low[:-1] <= high[1:]
+    least, most = (int(np.logical_and.accumulate(rises).sum()) + 1 for rises in (surely, perhaps))
     return least, most
 
 

@@ -7,13 +7,13 @@ An *example* is a text, where lattice files number their texts, else a lattice. 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files, texts_of
@@ -23,7 +23,7 @@ from latticebpd.scoring.weights import LATTICE, TEXT, Tuning
 
 FittedRecord: TypeAlias = Tuning | Calibration
 """What was fitted, and to which examples."""
-Paths = Sequence[str | os.PathLike[str]]
+Paths = Sequence[PathLike]
 
 
 def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, ...]]:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.checks import expect
+from latticebpd.lattices.values import first_number
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -79,13 +80,13 @@ class ModelShape:
 
         base = BaseModel.of(model)
         config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
-        hidden, attention_heads = config.hidden_size, _first(config, "decoder_attention_heads", "num_attention_heads")
+        hidden, attention_heads = config.hidden_size, _named(config, "decoder_attention_heads", "num_attention_heads")
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
             parameters=_numbers(_read_by_calls(base)),
-            layers=_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers"),
+            layers=_named(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers"),
             hidden=hidden,
-            feed_forward=_first(config, *FEED_FORWARD, default=4 * hidden),
+            feed_forward=first_number(config, *FEED_FORWARD) or 4 * hidden,
             key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
             heads=1 if blockwise is None else blockwise.num_heads,
             head_parameters=0 if blockwise is None else _numbers(blockwise.heads.parameters()),
@@ -109,13 +110,10 @@ def _read_by_calls(base: BaseModel) -> list[Parameter]:
     return [parameter for parameter in base.model.parameters() if id(parameter) not in own]
 
 
-def _first(config: Any, *names: str, default: int | None = None) -> int:
-    for name in names:
-        if isinstance(value := getattr(config, name, None), int):
-            return value
-    if default is None:
+def _named(config: Any, *names: str) -> int:
+    if (value := first_number(config, *names)) is None:
         raise ValueError(f"expected a model whose configuration names {names[0]}, got {type(config).__name__}")
-    return default
+    return value
 
 
 PAPER_MODEL = ModelShape(1.5e9, 18, 1536, 12288, 1536, heads=9)

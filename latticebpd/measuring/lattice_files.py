@@ -9,7 +9,6 @@ A *data set* is a file, or a directory of files as ``latticebpd lattices`` write
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.lattice_set import EXPECTED, LatticeSet, read_words
 from latticebpd.lattices.npz import check_names, opened
@@ -64,7 +64,7 @@ class Shard:
                 yield (block, numbers) if own.all() else (block.take(own), numbers[own])
 
 
-def blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
+def blocks(paths: Sequence[PathLike]) -> Iterator[LatticeSet]:
     """The lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time; the ValueError for a path
     with a damaged file, missing shards or no lattice names it."""
     texts = 0
@@ -91,7 +91,7 @@ def first_and_all(items: Iterator[Item]) -> tuple[Item, Iterator[Item]]:
     raise ValueError("expected at least one lattice, got files without any")
 
 
-def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarray | None]:
+def text_numbers(paths: Sequence[PathLike]) -> tuple[int, np.ndarray | None]:
     """The number of lattices in ``paths``, and ``[n]`` the text of each, as `blocks` numbers them; None if not known.
 
     Raises ValueError where only some files number their texts. Nothing else of the files is read.
@@ -147,7 +147,7 @@ def with_progress(blocks: Iterable[LatticeSet], on_block: Callable[[int], object
         on_block(len(block))
 
 
-def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
+def num_lattices(paths: Sequence[PathLike]) -> int:
     """Number of lattices in the files and directories; only headers are read. Errors as of :func:`blocks`."""
     total = 0
     for file in (file for path in paths for file in shard_files(path)):
@@ -156,7 +156,7 @@ def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
     return total
 
 
-def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
+def _blocks_of(path: PathLike) -> Iterator[LatticeSet]:
     with _opened(path) as (columns, words):
         most = max(1, min(BLOCK, LARGEST_BLOCK // max(1, sum(rows.row for rows in columns.values()))))
         for begin in range(0, columns["tokens"].length, most):
@@ -166,7 +166,7 @@ def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
+def _opened(path: PathLike) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
     """A file's arrays, to be read row by row, and its words; any fault of the file becomes one kind of error."""
     with opened(path, EXPECTED) as archive, ExitStack() as files:
         names = check_names(archive, LatticeSet.ARRAYS)

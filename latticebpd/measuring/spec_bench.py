@@ -13,7 +13,6 @@ does not depend on the machine.
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections import Counter
@@ -24,20 +23,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchEncoding, PreTrainedModel
+from transformers import BatchEncoding
 
-from fst.files import write_text
+from fst.files import PathLike, write_text
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, NoDrafter
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.target.chat import PlainText
 from latticebpd.target.engine import engine_of
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.stock_model import BaseModel, Model
 
-Model = BlockwiseLM | PreTrainedModel
 Result = tuple[Tensor, int, int, list[int]]
 """``output_ids [1, length]`` with the prompt; new tokens; calls after the prefill; tokens that each call committed."""
 
@@ -74,11 +71,9 @@ def baseline_of(model: Model) -> ForwardFunc:
 
 
 def _stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
-    mask = inputs.attention_mask
-    out = BaseModel.of(model).model.generate(
-        inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs
-    )
-    new = int(out.shape[1] - mask.shape[1])
+    options: Any = {"attention_mask": inputs.attention_mask, "do_sample": False, "max_new_tokens": max_new_tokens}
+    out = BaseModel.of(model).model.generate(inputs.input_ids, **options, **kwargs)
+    new = int(out.shape[1] - inputs.attention_mask.shape[1])
     return out, new, new - 1, [1] * (new - 1)
 
 
@@ -96,7 +91,7 @@ class Question:
         return "mt_bench" if self.category in MT_BENCH else self.category
 
 
-def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
+def read_questions(path: PathLike, limit: int | None = None) -> list[Question]:
     """The questions of a ``question.jsonl``, the first ``limit`` of every task; ValueError for a line that is none, by
     file and line, or no question at all."""
 
@@ -142,7 +137,7 @@ class Answer:
         return record | {"choices": [{"index": 0, **values}], "tstamp": time.time()}
 
 
-def write_answers(answers: Sequence[Answer], path: str | os.PathLike[str], model_id: str) -> None:
+def write_answers(answers: Sequence[Answer], path: PathLike, model_id: str) -> None:
     """Write an answer file, one JSON object a line, sorted by question; it appears whole."""
     ordered = sorted(answers, key=lambda answer: answer.question.question_id)
     write_text(path, "".join(json.dumps(answer.as_record(model_id)) + "\n" for answer in ordered))
@@ -213,13 +208,13 @@ def run(
     expect(max_new_tokens >= 1, "max_new_tokens >= 1", max_new_tokens)
     ask, baseline = partial(_ask, model, prompts, max_new_tokens), baseline_of(model)
     for _ in range(WARM_UPS):
-        ask(questions[0], baseline, {})
-        ask(questions[0], forward, kwargs)
+        ask(questions[0], baseline)
+        ask(questions[0], forward, **kwargs)
     answers, greedy, cut, differing = [], [], 0, 0
     for question in questions:
         on_question(question)
-        base, lost = ask(question, baseline, {})
-        own, _ = ask(question, forward, kwargs)  # of a prompt cut for both methods, count one
+        base, lost = ask(question, baseline)
+        own, _ = ask(question, forward, **kwargs)  # of a prompt cut for both methods, count one
         answers.append(own)
         greedy.append(base)
         cut += lost
@@ -228,12 +223,7 @@ def run(
 
 
 def _ask(
-    model: Model,
-    prompts: PlainText,
-    max_new_tokens: int,
-    question: Question,
-    forward: ForwardFunc,
-    kwargs: dict[str, Any],
+    model: Model, prompts: PlainText, max_new_tokens: int, question: Question, forward: ForwardFunc, **kwargs: Any
 ) -> tuple[Answer, int]:
     """The answer, and how many of its prompts were cut."""
     base, answer, cut, turns = BaseModel.of(model), Answer(question), 0, list[str]()

@@ -55,15 +55,12 @@ def make_report(
         machine_sections.latency(measurements),
     )
     sizes = ", ".join(f"{each.name}: {each.comparison.num_lattices:,} lattices" for each in measurements.sets)
+    tuned = [each for each in measurements.sets if each.num_excluded]
     facts = [
         ("data", sizes),
         *((f"signature, {each.name}", str(each.comparison.signature)) for each in measurements.sets),
         *((f"language model {name}", words) for name, words in measurements.models.items()),
-        *(
-            ("held out", f"{each.name}: {each.num_excluded} examples, for tuning")
-            for each in measurements.sets
-            if each.num_excluded
-        ),
+        *(("held out", f"{each.name}: {each.num_excluded} examples, for tuning") for each in tuned),
         ("made by", f"latticebpd {__version__}"),
     ]
     signature, names = first.comparison.signature, ", ".join(measurements.models) or "no language model"

@@ -83,10 +83,8 @@ def prompts_of(loaded: Loaded) -> list[DemoPrompt]:
 def about(loaded: Loaded) -> str:
     """In one line, what model it is."""
     if loaded.name == BUNDLED:
-        return (
-            "The bundled model is a toy: 6M parameters, trained for 90 minutes on public-domain and openly licensed"
-            " English text and code."
-        )
+        training = "trained for 90 minutes on public-domain and openly licensed English text and code"
+        return f"The bundled model is a toy: 6M parameters, {training}."
     title = CATALOGUE[loaded.name].title if loaded.name in CATALOGUE else loaded.name
     millions = sum(parameter.numel() for parameter in loaded.base.parameters()) / 1e6
     heads = "no heads, so that all drafts are copies" if loaded.source is None else f"{loaded.source.num_slots} heads"
@@ -245,14 +243,9 @@ def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch
     """What `generate()` writes."""
     base = BaseModel.of(loaded.model)
     ids = torch.tensor([prompt.ids], device=base.device)
-    return base.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=base.pad_id or 0,
-        **({"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}),
-    )
+    options: Any = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": base.pad_id or 0}
+    options |= {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
+    return base.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
 
 def _ngram_model(lm: Path) -> fst.NgramModel:
@@ -264,17 +257,10 @@ def _ngram_model(lm: Path) -> fst.NgramModel:
 
 
 def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult:
-    calls = sum(out.num_calls for out in outs)
-    new_tokens = sum(out.num_tokens for out in outs)
+    calls, new_tokens = sum(out.num_calls for out in outs), sum(out.num_tokens for out in outs)
     tokens = new_tokens - sum(sum(out.prefilled) for out in outs)
-    return SystemResult(
-        name=name,
-        block_efficiency=tokens / calls,
-        verified_tokens_per_call=sum(out.verified_tokens for out in outs) / calls,
-        tokens_per_second=new_tokens / seconds,
-        calls=calls,
-        tokens=tokens,
-    )
+    verified = sum(out.verified_tokens for out in outs)
+    return SystemResult(name, tokens / calls, verified / calls, new_tokens / seconds, calls, tokens)
 
 
 def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -46,9 +47,8 @@ def picture(sentence: Sentence) -> Figure:
     _graph(upper, sentence, longest)
     _heat_map(lower, sentence)
     lower.set_xlim(-0.5, columns - 0.5)
-    labels = [
-        Patch(facecolor=colour, edgecolor="#9aa3ad", linewidth=0.5, label=label) for colour, label in CELLS.values()
-    ]
+    edge: Any = {"edgecolor": "#9aa3ad", "linewidth": 0.5}
+    labels = [Patch(facecolor=colour, label=label, **edge) for colour, label in CELLS.values()]
     figure.legend(handles=labels, loc="outside lower center", ncols=2 if columns < 18 else 4, fontsize=8, frameon=False)
     return figure
 

@@ -53,10 +53,8 @@ def block_efficiency(measurements: Measurements) -> Section:
     rows = []
     for measured in measurements.sets:
         oracle, vanilla = measured.oracle, measured.efficiency["vanilla"]
-        gains = [
-            Cell(value, f"{100 * (value / vanilla - 1):+.1f} %", value > vanilla)
-            for value in (measured.efficiency[name] for name in shown[1:])
-        ]
+        rescored = [measured.efficiency[name] for name in shown[1:]]
+        gains = [Cell(value, f"{100 * (value / vanilla - 1):+.1f} %", value > vanilla) for value in rescored]
         two_arcs = float(oracle.block_efficiency[oracle.ks.index(2), -1]) if 2 in oracle.ks else None
         rows.append((measured.name, vanilla, *gains, two_arcs, measured.efficiency["oracle"]))
     columns = (
@@ -217,10 +215,8 @@ def repetition(measurements: Measurements) -> Section:
     for measured in measurements.sets:
         comparison = measured.comparison
         i = comparison.systems.index(rescored)
-        cells = [
-            (values[0], Cell(values[i], good=values[i] < values[0]))
-            for values in (comparison.consecutive_repeats.tolist(), comparison.longest_run.tolist())
-        ]
+        measures = (comparison.consecutive_repeats.tolist(), comparison.longest_run.tolist())
+        cells = [(values[0], Cell(values[i], good=values[i] < values[0])) for values in measures]
         rows.append((measured.name, *cells[0], *cells[1]))
         won, lost = (comparison.mended_share(outcome)[i].tolist() for outcome in (0, 2))
         wins, ties, losses = comparison.outcomes[i].tolist()

@@ -95,9 +95,8 @@ def example(measurements: Measurements, word: Callable[[int], str]) -> Section:
     written, before = (
         "".join(word(token) for token in tokens).replace("\n", "⏎") for tokens in (step.continuation, step.context)
     )
-    drawing = lattice_svg(
-        step.lattice.tokens, step.lattice.log_probs, word, step.continuation, step.draft, after=step.after
-    )
+    arcs = (step.lattice.tokens, step.lattice.log_probs)
+    drawing = lattice_svg(*arcs, word, step.continuation, step.draft, after=step.after)
     posterior = " → its posterior under lattice and language model, by which arcs are ranked"
     caption = (
         f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability"

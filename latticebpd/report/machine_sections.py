@@ -26,10 +26,8 @@ def hardware(measurements: Measurements, shape: ModelShape | None) -> Section:
         names += [f"{kind}:{name}" for name in list(measurements.models)[1:] for kind in ("1-best", "16-best")]
         decodings = [Decoding("autoregressive", 1.0, 0), *(_decoding(measured, name, model) for name in names)]
         source = f", sources of {shape.source:.0f} tokens" if shape.source else ""
-        caption = (
-            f"This model on {measured.name}, {8 * shape.bytes_per_number} bits a number{source}, corrected account;"
-            f" block efficiency {measured.counted}"
-        )
+        account = f"{8 * shape.bytes_per_number} bits a number{source}, corrected account"
+        caption = f"This model on {measured.name}, {account}; block efficiency {measured.counted}"
         items.append(_hardware_table(hardware_cost(shape, decodings), "hardware-model", caption))
     lead = (
         "By calculation, for one decoded token at batch size 1. The paper's account counts the cache with the"
@@ -73,10 +71,8 @@ def _hardware_table(cost: HardwareCost, name: str, caption: str) -> Table:
 def latency(measurements: Measurements) -> Section | None:
     if (measured := measurements.latency) is None:
         return None
-    note = (
-        f"Milliseconds on one thread of this machine, {measured.signature.lm or 'no language model'}; least of several"
-        f" runs, median of {measured.lattices} lattices."
-    )
+    lm, runs = measured.signature.lm or "no language model", "least of several runs"
+    note = f"Milliseconds on one thread of this machine, {lm}; {runs}, median of {measured.lattices} lattices."
     paths = Table(
         "latency-paths",
         f"The p best paths, {min(8, measured.signature.heads - 1)} slots (as table 12 of the paper)",
@@ -89,8 +85,6 @@ def latency(measurements: Measurements) -> Section | None:
         [Column("slots", "Heads that draft."), *(Column(f"k = {k}", note, three) for k in WIDTHS)],
         [(size, *values) for size, values in zip(SLOTS, measured.by_shape.tolist(), strict=True)],
     )
-    lead = (
-        f"Measured here, the only numbers that change from run to run. {note} The paper has 1.6 to 2.0 ms, with 100M"
-        " n-grams."
-    )
+    paper = "The paper has 1.6 to 2.0 ms, with 100M n-grams."
+    lead = f"Measured here, the only numbers that change from run to run. {note} {paper}"
     return Section("latency", "Latency of rescoring", lead, [paths, shapes])

@@ -5,12 +5,12 @@ Some texts of each data set are held out to tune the language model's weight; no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fst.files import PathLike
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.drafters.strategies import Vanilla
@@ -47,7 +47,7 @@ class DataSet:
     """Lattices of one task: a name, and files or directories."""
 
     name: str
-    paths: tuple[str | os.PathLike[str], ...]
+    paths: tuple[PathLike, ...]
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,8 @@ def _measure_one(
             own = [system for system in map(SystemName.parse, names) if system.chosen(models) == name]
             wanted = dict.fromkeys(str(system) for system in own if system.kind != CALIBRATED)
             on_piece = on_block(f"weights of {name}")
-            tunings[name] = tuple(
-                tune(dataset.paths, model, each, ALPHAS, count, options.seed, on_piece)[0] for each in wanted
-            )
+            results = (tune(dataset.paths, model, each, ALPHAS, count, options.seed, on_piece) for each in wanted)
+            tunings[name] = tuple(tuning for tuning, _ in results)
     weighted: dict[str, LanguageModel] = {}
     records: dict[FittedRecord, None] = {}  # each once, in order
     for name, model in models.items():

@@ -6,7 +6,6 @@ A page is one file that loads nothing: it contains its style, pictures and scrip
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fst.files import replacing_files
+from fst.files import PathLike, replacing_files
 from latticebpd.report.content import Drawing, Plot, Section, Table
 from latticebpd.report.theme import css_colours, inline_svg, png
 
@@ -67,16 +66,14 @@ class Report:
         """The page: no script, nothing loaded."""
         return render_page("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
 
-    def write(self, directory: str | os.PathLike[str]) -> list[Path]:
+    def write(self, directory: PathLike) -> list[Path]:
         """Write the page, every table as CSV, every plot as PNG and every drawing as SVG; returns their paths."""
         directory = Path(directory)
         items = [item for section in self.sections for item in section.items]
         names = [item.name for item in items]
         if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
-            raise ValueError(
-                f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them"
-                " apart"
-            )
+            wanted = "data sets whose names differ in letters and digits"
+            raise ValueError(f"expected {wanted}, got two files called {twice}; name them apart")
         files: dict[str, bytes] = {PAGE: self.html().encode()}
         for item in items:
             if isinstance(item, Table):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from latticebpd.measuring.comparison import Comparison
 from latticebpd.measuring.entropy import BIN, HeadEntropy, Regression
 from latticebpd.measuring.oracle_tally import OracleTally
@@ -232,7 +231,7 @@ def reliability_curve(reliability: Reliability) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save(figure: Figure, path: PathLike) -> None:
     """Write a picture, whole or not at all; ValueError where the name ends in none of ``FORMATS``."""
     kind = Path(path).suffix.lower()
     if kind not in FORMATS:

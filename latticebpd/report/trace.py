@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fst.drawing import lattice_svg
-from fst.files import write_text
+from fst.files import PathLike, write_text
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.pictures import Word
 from latticebpd.lattices.token_text import piece
@@ -52,9 +51,7 @@ def trace_page(
     return render_page("trace", title, subtitle, decodes=shown, word=visible)
 
 
-def write_trace(
-    path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any
-) -> None:
+def write_trace(path: PathLike, title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
     write_text(path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token)))
 

@@ -101,14 +101,9 @@ class KenlmScorer:
                 offsets.append(len(arcs))
                 finals.append(float(lattice.finals[state]))
         tokens, weights, targets, origins = zip(*arcs, strict=True) if arcs else ((), (), (), ())
-        product = fst.Lattice(
-            np.array(offsets),
-            np.array(tokens, np.int32),
-            np.array(weights, np.float64),
-            np.array([rank[target] for target in targets], np.int32),
-            np.array(finals),
-        )
-        return product, np.array(origins, np.int64)
+        ranks = np.array([rank[target] for target in targets], np.int32)
+        columns = (np.array(tokens, np.int32), np.array(weights, np.float64), ranks)
+        return fst.Lattice(np.array(offsets), *columns, np.array(finals)), np.array(origins, np.int64)
 
     def _tree(self, lattice: SausageLattice, context: Context, num_nodes: int) -> DraftTree:
         """Exact best-first tree: the most probable prefix leaves a heap, and its continuations enter it."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import kenlm
     import pywrapfst
 
+NETWORK = "a word lattice's confusion network, SausageLattice(*fst.Lattice.from_fst(automaton).to_sausage())"
 AnyLattice: TypeAlias = "SausageLattice | fst.Lattice | pywrapfst.Fst"
 LanguageModel: TypeAlias = (
     "fst.NgramModel | Scorer | Tuned | kenlm.Model | pywrapfst.Fst | str | os.PathLike[str] | None"
@@ -109,10 +110,9 @@ def _load(lm: LanguageModel) -> Tuned:
         return Tuned(lm)
     if type(lm).__module__ == "kenlm":
         return Tuned(KenlmScorer(lm))
-    raise ValueError(
-        "expected an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, an FST of"
-        f" pynini or pywrapfst, a scorer or None as lm, got {type(lm).__name__}"
-    )
+    wanted = "an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model"
+    others = "an FST of pynini or pywrapfst, a scorer or None as lm"
+    raise ValueError(f"expected {wanted}, {others}, got {type(lm).__name__}")
 
 
 @lru_cache(maxsize=8)
@@ -180,8 +180,5 @@ def draft_tree(
     true, no other tree of that size would have more tokens accepted. Other arguments: as for :func:`rescore`.
     """
     if not isinstance(lattice, SausageLattice):
-        raise ValueError(
-            f"expected a SausageLattice, got {type(lattice).__name__}; draft from a word lattice's confusion network,"
-            " SausageLattice(*fst.Lattice.from_fst(automaton).to_sausage())"
-        )
+        raise ValueError(f"expected a SausageLattice, got {type(lattice).__name__}; draft from {NETWORK}")
     return as_scorer(lm, alpha, f"{num_nodes}-tree").trees([lattice], [context], num_nodes)[0]

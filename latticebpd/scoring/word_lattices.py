@@ -53,10 +53,8 @@ def word_lattice_posteriors(automaton: Any, scorer: Scorer, context: Context) ->
     if isinstance(scorer, NgramScorer):
         return lattice.arc_posteriors(scorer.lm, scorer.alpha, listed(context))
     if not isinstance(scorer, KenlmScorer):
-        raise ValueError(
-            f"expected an n-gram or KenLM model for the posteriors of a word lattice, got {type(scorer).__name__}; "
-            "take those of its confusion network, SausageLattice(*lattice.to_sausage())"
-        )
+        got = f"{type(scorer).__name__}; take those of its confusion network, SausageLattice(*lattice.to_sausage())"
+        raise ValueError(f"expected an n-gram or KenLM model for the posteriors of a word lattice, got {got}")
     product, origins = _with_words(scorer, lattice).compose(lattice, context)
     posteriors = np.full(len(lattice.tokens), -np.inf)
     np.logaddexp.at(posteriors, origins, product.arc_posteriors())

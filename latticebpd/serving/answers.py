@@ -80,33 +80,30 @@ class AnswerResponse(Response):
         if last.reason == ERROR:
             return refusal(RequestError(500, FAILED))
         text = "".join(parts)
-        content = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
-        )
-        return JSONResponse({**self._object(content, last.reason), "usage": self.usage})
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return JSONResponse({**self._object(text, message, last.reason), "usage": self.usage})
 
     async def _chunks(self, progress: Progress) -> AsyncIterator[str]:
         """The answer as server-sent events."""
         if self.is_chat:
-            yield _event(self._object({"delta": {"role": "assistant", "content": ""}}))
+            yield _event(self._object("", {"role": "assistant", "content": ""}))
         while True:
             if progress.text:
-                yield _event(
-                    self._object({"delta": {"content": progress.text}} if self.is_chat else {"text": progress.text})
-                )
+                yield _event(self._object(progress.text, {"content": progress.text}))
             if progress.reason is not None:
                 break
             progress = await self.events.get()
         if progress.reason == ERROR:
             yield _event(RequestError(500, FAILED).body)
             return
-        yield _event(self._object({"delta": {}} if self.is_chat else {"text": ""}, progress.reason))
+        yield _event(self._object("", {}, progress.reason))
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
             yield _event({**self.head, "choices": [], "usage": self.usage})
         yield "data: [DONE]\n\n"
 
-    def _object(self, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """An answer or a chunk of it."""
+    def _object(self, text: str, message: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        """An answer or a chunk of it: of a completion the text, of a chat the message."""
+        content = {"delta" if self.asked.stream else "message": message} if self.is_chat else {"text": text}
         finish = None if reason is None else STOP if reason == STOP else LENGTH
         return {**self.head, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}
 

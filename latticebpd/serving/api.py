@@ -29,19 +29,13 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.serving import schema
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
-from latticebpd.serving.scheduler import Job, Progress, Scheduler
-from latticebpd.serving.schema import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Kind,
-    RequestError,
-    read_request,
-)
+from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
+from latticebpd.serving.schema import GenerationRequest, RequestError
 from latticebpd.target.stock_model import BaseModel
 
 log = logging.getLogger("uvicorn.error")
@@ -147,7 +141,7 @@ class Service:
             raise RequestError(404, f"expected the model {self.name!r}, got {name!r:.60}", "model_not_found", "model")
 
     async def completions(self, request: Request) -> Response:
-        asked = await self._read(request, CompletionRequest)
+        asked = await self._read(request, schema.CompletionRequest)
         prompt: Any = asked.prompt
         if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
             (prompt,) = prompt  # a list of one prompt
@@ -156,7 +150,7 @@ class Service:
         return await self._submit(asked, ids, asked.max_tokens or COMPLETION_TOKENS)
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = await self._read(request, ChatRequest)
+        asked = await self._read(request, schema.ChatRequest)
         prompts: Any = self.loaded.prompts
         if not self.loaded.in_chat:
             raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
@@ -164,7 +158,7 @@ class Service:
         most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
         return await self._submit(asked, lambda: prompts.prompt_of(turns), most, prompts.eos_ids)
 
-    async def _read(self, request: Request, kind: type[Kind]) -> Kind:
+    async def _read(self, request: Request, kind: type[schema.Kind]) -> schema.Kind:
         """A request's body; RequestError for one that is too long, too slow or no such request."""
         self.scheduler.check_room()
         body = bytearray()
@@ -176,7 +170,7 @@ class Service:
                         raise RequestError(413, f"expected a request of up to {self.limits.body} bytes, got more")
         except TimeoutError:
             raise RequestError(408, f"expected the request within {self.limits.seconds:g} seconds") from None
-        asked = read_request(kind, bytes(body))
+        asked = schema.read_request(kind, bytes(body))
         self._check_model(asked.model)
         return asked
 
@@ -206,12 +200,7 @@ class Service:
         return AnswerResponse(self.scheduler, asked, job, events, model=self.name, system_fingerprint=fingerprint)
 
     def _job(
-        self,
-        asked: GenerationRequest,
-        prompt: list[int],
-        most: int,
-        eos_ids: list[int] | None,
-        send: Callable[[Progress], None],
+        self, asked: GenerationRequest, prompt: list[int], most: int, eos_ids: list[int] | None, send: Sender
     ) -> Job:
         """A request, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
@@ -235,8 +224,7 @@ class Service:
             generator.seed()
         else:
             generator.manual_seed(asked.seed)
-        top_p = 1.0 if asked.top_p is None else asked.top_p
-        return Sampling(temperature, asked.top_k or 0, top_p, generator)
+        return Sampling(temperature, asked.top_k or 0, 1.0 if asked.top_p is None else asked.top_p, generator)
 
 
 def _http_error(request: Request, error: Exception) -> Response:

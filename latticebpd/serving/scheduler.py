@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,9 @@ class Progress:
     reason: str | None = None
 
 
+Sender = Callable[[Progress], None]
+
+
 @dataclass(eq=False)
 class Job:
     """A request.
@@ -55,7 +58,7 @@ class Job:
 
     batch: RowBatch
     answer: AnswerText
-    send: Callable[[Progress], None]
+    send: Sender
     deadline: float
     arrived: float = field(default_factory=time.monotonic)
     cancelled: bool = False
@@ -175,15 +178,10 @@ class Scheduler:
         }
         self._waiting = deque(job for job in self._waiting if job not in over)
         self._reading = None if self._reading in over else self._reading
-        self._drop([job for job in self._live if job in over])
-        return list(over.items())
-
-    def _drop(self, jobs: Iterable[Job]) -> None:
-        """Give up the rows of live requests."""
-        gone = {job.row for job in jobs}
-        self._live = [job for job in self._live if job.row not in gone]
+        self._live, gone = [job for job in self._live if job not in over], {job.row for job in over}
         if self._batch is not None:
             self._batch.keep([i for i, row in enumerate(self._batch.rows) if row not in gone])
+        return list(over.items())
 
     def _read_prompts(self) -> None:
         """Read up to a block of tokens of the prompts that are next, and let the rows that were read join."""

@@ -79,14 +79,22 @@ class GgufWeights:
         except ValueError as error:
             raise ValueError(f"{self.path}: {stored} ({found.type.name}): {error}") from None
 
-    def output_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """``[n, hidden]`` float32, the output embeddings of some tokens."""
-        tensors = self.file.tensors
-        tensor = tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"]
+    def output_embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """``[n, hidden]`` float32 of some tokens."""
+        tensor = self._output
         blocks = tensor.data.reshape(tensor.shape[0], -1)[tokens]
-        rows = dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
-        self.file.give_up(tensor.data)
+        return dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
+
+    def output_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The same of many tokens, after which the file's pages are given up."""
+        rows = self.output_embeddings(tokens)
+        self.file.give_up(self._output.data)
         return rows
+
+    @property
+    def _output(self) -> GgufTensor:
+        tensors = self.file.tensors
+        return tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"]
 
     def order(self, name: str, outputs: int) -> list[int]:
         """For each output of ``transformers``' order its row in the file; empty where they are the same; ValueError if

@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fst.processors import available_processors
+from latticebpd import console
 from latticebpd.checks import expect
-from latticebpd.console import (
-    err,
-    load_tokenizer,
-    out,
-    positive_numbers,
-    print_json,
-    progress,
-    progress_bytes,
-    quiet_transformers,
-    writable_file,
-    writable_folder,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +21,9 @@ if TYPE_CHECKING:
 
     from lm_training.ngram.inputs import Encoder
 
-OUTPUT = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz.")
+OUTPUT = typer.Option(
+    ..., "--output", "-o", callback=console.writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
+)
 END_OF_TEXT = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0.")
 
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
@@ -48,10 +39,10 @@ def _summary(output: Path, counts: list[int]) -> str:
 
 def _print_record(record: dict[str, Any], json: bool, width: int) -> None:
     if json:
-        print_json(record)
+        console.print_json(record)
         return
     for name, value in record.items():
-        out.print(f"{name:{width}} {value}")
+        console.out.print(f"{name:{width}} {value}")
 
 
 def _check_output(output: Path) -> None:
@@ -78,12 +69,12 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
     path = Path(name)
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        tokenizer = load_tokenizer(path)
+        tokenizer = console.load_tokenizer(path)
         end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     else:
         from latticebpd.drafters import pretrained
 
-        quiet_transformers()
+        console.quiet_transformers()
         loaded = pretrained.load_tokenizer(name)
         wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
         expect(getattr(loaded, "backend_tokenizer", None) is not None, wanted, type(loaded).__name__, of=name)
@@ -107,8 +98,8 @@ def _reading(words: bool, tokenizer: str | None, end_of_text: int | None) -> tup
     """What turns text into ids, None for ids; what is stored of the tokenizer; the id between documents."""
     from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
 
-    if words and tokenizer is not None:
-        raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
+    remedy = "they are two ways to read the same text"
+    expect(not words or tokenizer is None, "either --words or --tokenizer", "both", remedy)
     if tokenizer is None:
         return WordEncoder() if words else None, {}, end_of_text or 0
     bpe, separator = _tokenizer(tokenizer, end_of_text)
@@ -132,13 +123,13 @@ def _log_lines() -> Iterator[None]:
 
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(record.getMessage(), soft_wrap=True)
+        console.err.print(record.getMessage(), soft_wrap=True)
 
 
 @contextmanager
 def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
     """A progress bar whose description changes with what is being done."""
-    with progress() as bar:
+    with console.progress() as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
@@ -177,7 +168,7 @@ def train(
     master: str = typer.Option("local[*]", help="Spark's master."),
     work_dir: Path | None = typer.Option(
         None,
-        callback=writable_folder,
+        callback=console.writable_folder,
         help="Directory for intermediate files, OUTPUT.work by default; a killed run resumes there.",
     ),
 ) -> None:
@@ -189,7 +180,7 @@ def train(
     from lm_training.ngram.inputs import Inputs
 
     _check_output(output)
-    counts = positive_numbers("--min-count", min_count)
+    counts = console.positive_numbers("--min-count", min_count)
     encoder, stored, separator = _reading(words, tokenizer, end_of_text)
     recipe = Recipe(
         order=order,
@@ -207,7 +198,7 @@ def train(
     work = work_dir or output.with_name(f"{output.name}.work")
     with _reporting() as report, _log_lines():
         num_ngrams = build(Inputs(inputs, field), encoder, recipe, counting, output, work, report)
-    err.print(_summary(output, num_ngrams))
+    console.err.print(_summary(output, num_ngrams))
 
 
 @app.command()
@@ -232,7 +223,7 @@ def interpolate(
     _check_output(output)
     if (weight is None) == (held_out is None):
         raise ValueError("expected either --weight or --held-out, and not both; one of them decides the mixture")
-    with err.status("mixing"):
+    with console.err.status("mixing"):
         tables = in_one_vocabulary(*(fst.NgramModel.load(path).to_table() for path in (first, second)))
         if weight is None:
             assert held_out is not None
@@ -245,7 +236,7 @@ def interpolate(
             model.to_arpa(output)
         else:
             model.save(output)
-    err.print(f"{_summary(output, model.num_ngrams)}; weight of {first}: {weight:.4f}")
+    console.err.print(f"{_summary(output, model.num_ngrams)}; weight of {first}: {weight:.4f}")
 
 
 @app.command()
@@ -254,7 +245,7 @@ def kenlm(
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     prune: str = typer.Option("0,0,1,1", help="Highest count dropped, by order; the last also of higher orders."),
-    binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file."),
+    binary: Path | None = typer.Option(None, callback=console.writable_file, help="Also write KenLM's binary file."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
     end_of_text: int | None = END_OF_TEXT,
@@ -302,7 +293,7 @@ def kenlm(
             arpa.replace(output)
         else:
             fst.NgramModel.load(model).to_arpa(output)
-    err.print(_summary(output, counts))
+    console.err.print(_summary(output, counts))
 
 
 def _tokens_to_score(
@@ -332,7 +323,7 @@ def _tokens_to_score(
 @app.command()
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
-    output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
+    output: Path = typer.Argument(..., callback=console.writable_file, help="OpenFst file to write."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored."),
 ) -> None:
     """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little
@@ -342,8 +333,8 @@ def arpa2fst(
     """
     import fst
 
-    stored = {} if tokenizer is None else _stored(load_tokenizer(tokenizer))
-    with progress_bytes() as bar:
+    stored = {} if tokenizer is None else _stored(console.load_tokenizer(tokenizer))
+    with console.progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(done: int, total: int) -> None:
@@ -351,13 +342,13 @@ def arpa2fst(
             bar.update(task, completed=done, total=total, description=what)
 
         counts = fst.arpa_to_fst(arpa, output, progress=show, **stored)
-    err.print(_summary(output, counts))
+    console.err.print(_summary(output, counts))
 
 
 @app.command()
 def fst2arpa(
     model: Path = typer.Argument(..., help="OpenFst file."),
-    output: Path = typer.Argument(..., callback=writable_file, help="ARPA file to write; .gz compresses."),
+    output: Path = typer.Argument(..., callback=console.writable_file, help="ARPA file to write; .gz compresses."),
 ) -> None:
     """Convert an automaton into an ARPA file that KenLM opens: with ``<s>``, ``</s>`` and ``<unk>``.
 
@@ -365,7 +356,7 @@ def fst2arpa(
     """
     import fst
 
-    with err.status(f"writing {output}"):
+    with console.err.status(f"writing {output}"):
         fst.NgramModel.load(model).to_arpa(output, markers=True)
 
 

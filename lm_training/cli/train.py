@@ -92,7 +92,9 @@ def heads(
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or Hub id."),
     output: Path = shared.OUTPUT,
     num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
-    kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (shared hidden layer), or medusa."),
+    kind: str = typer.Option(
+        "feed-forward", help="feed-forward (Kim), conditioned (on the next token), stern (shared layer), or medusa."
+    ),
     intermediate_size: int | None = typer.Option(None, min=1, help="Hidden width of a head; the model's by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),

@@ -7,7 +7,6 @@ document.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.batching import token_dtype
@@ -34,7 +34,7 @@ class Document:
     text: str
 
 
-def read_documents(paths: Iterable[str | os.PathLike[str]], field: str = "text") -> Iterator[Document]:
+def read_documents(paths: Iterable[PathLike], field: str = "text") -> Iterator[Document]:
     """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
     field: of JSONL objects and rows, with the text.
@@ -107,7 +107,7 @@ def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> np.
     return np.concatenate([none, *encoded_documents(documents, tokenizer, end_of_text_id(tokenizer))])
 
 
-def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
+def load_tokens(paths: Sequence[PathLike]) -> np.ndarray:
     """Memory-map one ``.npy`` corpus, or concatenate several: ``[n]`` unsigned ids."""
     arrays = []
     for path in paths:
@@ -123,7 +123,7 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
+def corpus_ids(paths: Sequence[PathLike], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
     """``[n]`` unsigned ids of ``.npy`` corpora or encoded documents; ValueError for both, or text without tokenizer."""
     encoded = [Path(path).suffix == ".npy" for path in paths]
     if all(encoded):

@@ -11,7 +11,6 @@ form a directory::
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from fst.files import PathLike
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
@@ -38,16 +38,9 @@ from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
+from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype
-from lm_training.data.hidden_states import (
-    LAST,
-    StateOptions,
-    claim_states,
-    rounded_weights,
-    save_states,
-    states_directory,
-    states_of,
-)
+from lm_training.data.hidden_states import StateOptions, save_states, states_of
 
 SETTINGS = "distill.json"
 
@@ -90,7 +83,7 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
 
 
-def distilled_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+def distilled_directory(path: PathLike) -> ShardDirectory:
     """The directory that `distill` fills."""
     return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", count=_num_shards)
 
@@ -102,7 +95,7 @@ def _num_shards(settings: dict[str, Any]) -> int:
     return -(-prompts // options.shard_prompts)
 
 
-def load_distilled(directory: str | os.PathLike[str]) -> Texts:
+def load_distilled(directory: PathLike) -> Texts:
     """All sequences of a directory that `distill` has filled; ValueError if it is not one, or incomplete."""
     return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
@@ -117,6 +110,7 @@ class Continuation:
 
 Continuations = Iterator[dict[int, Continuation]]
 """By their prompts' numbers, some at a time."""
+Writer = Callable[[Iterable[np.ndarray]], Continuations]
 
 
 def in_batches(
@@ -134,12 +128,7 @@ def in_batches(
 
 
 def on_engine(
-    model: BaseModel,
-    drafter: Drafter,
-    size: int,
-    max_new_tokens: int,
-    with_states: bool,
-    prompts: Iterable[np.ndarray],
+    model: BaseModel, drafter: Drafter, size: int, max_new_tokens: int, with_states: bool, prompts: Iterable[np.ndarray]
 ) -> Continuations:
     """The CPU engine's rows: where a text ends, the next prompt takes its row, so that passes stay wide.
 
@@ -172,17 +161,16 @@ def on_engine(
             return
         rows = batch.rows
         batch.step()
-        for row in rows if with_states else ():
-            assert row.hidden is not None
-            states[row.index].append(as_tensor(row.hidden).to(torch.float16))
-        if ended := [row for row in rows if row.text.finished]:
-            yield {
-                row.index: Continuation(
-                    np.array(row.text.new_tokens, np.int64),
-                    torch.stack(states.pop(row.index)) if with_states else None,
-                )
-                for row in ended
-            }
+        ended: dict[int, Continuation] = {}
+        for row in rows:
+            if with_states:
+                assert row.hidden is not None
+                states[row.index].append(as_tensor(row.hidden).to(torch.float16))
+            if row.text.finished:
+                kept = torch.stack(states.pop(row.index)) if with_states else None
+                ended[row.index] = Continuation(np.array(row.text.new_tokens, np.int64), kept)
+        if ended:
+            yield ended
 
 
 def suits_loop(model: BaseModel) -> bool:
@@ -224,7 +212,7 @@ def by_generate(
 def distill(
     base: PreTrainedModel,
     prompts: Texts,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     options: DistillOptions,
     part: tuple[int, int] = (0, 1),
     on_batch: Callable[[int, int], object] = ignore,
@@ -251,7 +239,7 @@ def distill(
     expect(0 <= index < parts, "a part i/n with 0 <= i < n", f"{index}/{parts}")
     prompts, stock = prompts.prompts(), BaseModel.of(base)
     _check_fit(stock, prompts, options)
-    shards, kept = distilled_directory(directory), states_directory(directory)
+    shards, kept = distilled_directory(directory), hidden_states.states_directory(directory)
     size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
     greedy = options.num_beams == 1 and suits_loop(stock)
     engine = engine_of(base) if greedy else None
@@ -265,12 +253,12 @@ def distill(
     decisive = {name: getattr(options, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
     settings: dict[str, Any] = {"options": decisive, "model": weights_fingerprint(base)}
     if engine is not None:
-        settings |= rounded_weights(stock)
+        settings |= hidden_states.rounded_weights(stock)
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = token_dtype(max(stock.source_vocab_size, stock.vocab_size))
     if states is not None:
         states = replace(states, shard_texts=options.shard_prompts)
-        claim_states(kept, stock, len(prompts), states)
+        hidden_states.claim_states(kept, stock, len(prompts), states)
     missing: list[tuple[int, range]] = []
     for shard, chosen in shares(len(prompts), options.shard_prompts, part):
         if not shards.file(shard).exists():
@@ -287,15 +275,13 @@ def distill(
         text = Texts.of_rows(joined, list(map(len, rows)), dtype)
         if states is not None:
             seen = [answer.states for _, answer in written if answer.states is not None]
-            save_states(kept.file(shard), text, {LAST: torch.cat(seen)} if seen else states_of(stock, text, states))
+            own = {hidden_states.LAST: torch.cat(seen)} if seen else states_of(stock, text, states)
+            save_states(kept.file(shard), text, own)
         text.save(shards.file(shard))
 
 
 def _write(
-    writer: Callable[[Iterable[np.ndarray]], Continuations],
-    prompts: Texts,
-    shards: Sequence[tuple[int, range]],
-    on_batch: Callable[[int, int], object],
+    writer: Writer, prompts: Texts, shards: Sequence[tuple[int, range]], on_batch: Callable[[int, int], object]
 ) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
     """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
     owners = [(shard, number) for shard, chosen in shards for number in chosen]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from fst.files import save_array
+from fst.files import PathLike, save_array
 from fst.processors import ignore, in_order
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
@@ -152,7 +152,7 @@ def write_encoded(
     return done
 
 
-def encoded_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+def encoded_directory(path: PathLike) -> ShardDirectory:
     """The directory that ``latticebpd train encode`` fills."""
     return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", count=_num_shards)
 

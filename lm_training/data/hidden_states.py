@@ -12,7 +12,6 @@ its decoder. States of *whole* texts include the prompts', one for every token b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fst.files import replacing
+from fst.files import PathLike, replacing
 from fst.printable import plain_words
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts, padded
+from latticebpd.lattices.values import first_number
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
@@ -55,7 +55,7 @@ class StateOptions:
     batch_tokens: int = 4096
 
 
-def states_directory(texts: str | os.PathLike[str]) -> ShardDirectory:
+def states_directory(texts: PathLike) -> ShardDirectory:
     """The directory of the hidden states of a file or directory of texts."""
     path = Path(texts)
     states = path / "hidden" if path.suffix != ".npz" else path.with_suffix(".hidden")
@@ -128,16 +128,16 @@ class HiddenStates:
         return cls(files, np.concatenate(rows), lengths, written, models[0], parts[0].hidden_size, whole)
 
 
-def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | None:
+def load_states(path: PathLike, texts: Texts) -> HiddenStates | None:
     """The stored states of a file or directory of texts, if any; ValueError for damaged ones, or other texts'."""
     directory = states_directory(path)
     if not directory.is_ours:
         return None
     expected = "as `latticebpd train hidden` writes them"
     settings, files, rows, hidden_size = directory.settings(), [], [], 0
-    whole, written = bool(settings.get("whole")), texts.lengths - texts.prompt_lengths
+    whole, written = bool(settings.get("whole")), texts.answer_lengths
     kept = unprompted(texts) if whole else texts
-    lengths = kept.lengths - kept.prompt_lengths
+    lengths = kept.answer_lengths
     try:
         model, size = str(settings["model"]), int(settings["shard_texts"])
         if size < 1:
@@ -198,8 +198,7 @@ def add_states(
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
-    counts = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
-    layers, deepest = options.layers, next((int(count) for count in counts if count), 0)
+    layers, deepest = options.layers, first_number(model.config, *names, "num_hidden_layers") or 0
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}

@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from fst.files import GZIP_DAMAGE
+from fst.files import GZIP_DAMAGE, PathLike
 from latticebpd.checks import extra_module
 
 COMPRESSED = {".gz", ".xz", ".zst"}
@@ -81,10 +80,8 @@ class Record:
         try:
             text = self.content.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.origin}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte"
-                f" {self.offset + error.start} is none; convert the file"
-            ) from error
+            byte = f"0x{self.content[error.start]:02x} at byte {self.offset + error.start}"
+            raise ValueError(f"{self.origin}: cannot be read as UTF-8: {byte} is none; convert the file") from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not self.has_fields:
             return {"text": text}
@@ -110,7 +107,7 @@ def plain_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_bytes(path: PathLike) -> IO[bytes]:
     """Open a plain, gzip, xz or zstandard file, by its suffix, and decompress what is read."""
     path = Path(path)
     if path.suffix == ".gz":
@@ -123,7 +120,7 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_records(
-    paths: Iterable[str | os.PathLike[str]], columns: Sequence[str] | None = None, text_lines: bool = False
+    paths: Iterable[PathLike], columns: Sequence[str] | None = None, text_lines: bool = False
 ) -> Iterator[Record]:
     """Yield the records of files, in order, without blank lines.
 

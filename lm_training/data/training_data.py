@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fst.files import PathLike
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import load_tokens
 from lm_training.data.distill import SETTINGS, distilled_directory
@@ -14,7 +14,7 @@ from lm_training.data.encoding import RECORD, encoded_directory
 from lm_training.data.hidden_states import HiddenStates, load_states
 
 
-def load_texts(path: str | os.PathLike[str], window: int) -> Texts:
+def load_texts(path: PathLike, window: int) -> Texts:
     """Texts (``.npz``), an encoded or distilled directory, or a corpus (``.npy``) in windows of ``window`` tokens."""
     path = Path(path)
     if path.is_dir():

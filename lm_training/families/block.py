@@ -19,7 +19,6 @@ heads can also be trained alone, on a frozen drafter.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
@@ -165,8 +165,8 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         with_last = options.objective == "kl" or drafter.lilicorr is not None
         self.data = BlockSampler(target, drafter, data, "training", options.anchors, with_last)
         self.validation = BlockSampler(target, drafter, validation, "validation", options.anchors)
-        if int((data.texts.lengths - data.texts.prompt_lengths).max(initial=0)) < 2:
-            raise ValueError("expected training texts of at least 2 written tokens (an anchor and a label), got none")
+        wanted = "training texts of at least 2 written tokens (an anchor and a label)"
+        expect(data.texts.answer_lengths.max(initial=0) >= 2, wanted)
         self.drafter, self.embedding = drafter, target.get_input_embeddings()
         projection = BaseModel.of(target).projection
         self.project = drafter.output(projection)
@@ -385,7 +385,7 @@ def train_block_drafter(
     target: PreTrainedModel,
     data: HeadData,
     validation: HeadData,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     options: BlockDrafterTraining,
     process: Process | None = None,
     warm_start: bool = False,

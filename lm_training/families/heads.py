@@ -95,28 +95,34 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         stock = BaseModel.of(self.model.base)
         return read_states(stock, False, batch.inputs, batch.sources, batch.mask)[0].flatten(0, 1)
 
-    def logits(self, prediction: int, hidden: Tensor, short: Projection) -> Tensor:
-        """``[n, hidden]`` -> ``[n, tokens]`` of the base model (0), or of a head over its shortlist, by ``short``."""
+    def read(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        """``[positions, hidden]``, which the base model's projection reads, and ``[positions, inputs]``, which heads
+        read."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            hidden = self.hidden(batch)
+            return hidden.to(self.model.heads.dtype), self.model.head_inputs(hidden, batch.following)
+
+    def logits(self, prediction: int, read: tuple[Tensor, Tensor], positions: Tensor, short: Projection) -> Tensor:
+        """``[n, tokens]`` at positions, of the base model (0), or of a head over its shortlist, by ``short``."""
         heads, head = self.model.heads, prediction - 1
-        return heads.project(head, heads.alone(head, hidden), short) if prediction else self.model.projection(hidden)
+        rows = read[prediction > 0][positions]
+        return heads.project(head, heads.alone(head, rows), short) if prediction else self.model.projection(rows)
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``; all in nats."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            hidden = self.hidden(batch).to(self.model.heads.dtype)
-        taught = range(int(self.frozen), self.model.num_heads)
+        read, taught = self.read(batch), range(int(self.frozen), self.model.num_heads)
         short = self.model.head_projection  # the shortlist's rows are gathered once
-        losses = torch.stack([self._loss(each, hidden, batch.labels[each], short) for each in taught])
+        losses = torch.stack([self._loss(each, read, batch.labels[each], short) for each in taught])
         coefficients = torch.as_tensor(self.coefficients[taught.start :], dtype=losses.dtype, device=losses.device)
         base = {} if self.frozen else {"base_loss": losses[0]}
         return {"loss": losses @ coefficients, **base, "head_losses": losses[len(base) :]}
 
-    def _loss(self, prediction: int, hidden: Tensor, labels: Labels, short: Projection) -> Tensor:
-        logits = self.logits(prediction, hidden[labels.positions], short).float()
+    def _loss(self, prediction: int, read: tuple[Tensor, Tensor], labels: Labels, short: Projection) -> Tensor:
+        logits = self.logits(prediction, read, labels.positions, short).float()
         targets = labels.tokens
         if prediction and self.distilled:
             with torch.no_grad():  # a text's states are consecutive rows
-                targets = short(hidden[labels.positions + prediction]).float().softmax(dim=-1)
+                targets = short(read[0][labels.positions + prediction]).float().softmax(dim=-1)
         return (F.cross_entropy(logits, targets, reduction="none") * labels.weights).sum()
 
     def train(self, mode: bool = True) -> BlockwiseObjective:
@@ -141,9 +147,9 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         short = self.model.head_projection
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])
-            hidden = self.hidden(batch).to(self.model.heads.dtype)
+            read = self.read(batch)
             for prediction, labels in enumerate(batch.labels):
-                logits = self.logits(prediction, hidden[labels.positions], short).float()
+                logits = self.logits(prediction, read, labels.positions, short).float()
                 loss[prediction] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
                 rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
                 hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
@@ -256,6 +262,7 @@ def train_heads(
 @torch.no_grad()
 def _trained_hash(heads: Heads) -> str | None:
     """A hash of trained heads; None for new ones, which return any state unchanged."""
-    state = torch.linspace(-1, 1, heads.hidden_size, dtype=heads.dtype, device=next(heads.parameters()).device)[None]
-    new = all(torch.equal(heads.alone(index, state), state) for index in range(heads.num_heads - 1))
+    state = torch.linspace(-1, 1, heads.input_size, dtype=heads.dtype, device=next(heads.parameters()).device)[None]
+    own = state[:, : heads.hidden_size]
+    new = all(torch.equal(heads.alone(index, state), own) for index in range(heads.num_heads - 1))
     return None if new else weights_fingerprint(heads)

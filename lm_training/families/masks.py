@@ -15,7 +15,6 @@ first token, which has no mask, are never revealed. The ratio falls linearly fro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from numpy.random import Generator
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
@@ -99,7 +99,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         expect(1 <= self.smallest <= size, f"smallest_block from 1 to {size} (the drafter's block size)", self.smallest)
         for name, pairs in (("training", data), ("validation", validation)):
             BaseModel.of(drafter).check_sources(int(pairs.prompt_lengths.max(initial=0)))
-            longest = int((pairs.lengths - pairs.prompt_lengths).max(initial=0)) + size
+            longest = int(pairs.answer_lengths.max(initial=0)) + size
             wanted = f"{name} targets that leave room for {size} masks in {drafter.max_positions} positions"
             expect(longest <= drafter.max_positions, wanted, f"{longest} together", "use a smaller block")
         self.pairs = PairSampler(drafter.base, data, options.batch_tokens, options.seed)
@@ -219,7 +219,7 @@ def train_drafter(
     verifier: PreTrainedModel,
     data: Texts,
     validation: Texts,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     options: DrafterTraining,
     process: Process | None = None,
 ) -> NonAutoregressiveModel:

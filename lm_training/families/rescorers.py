@@ -7,7 +7,6 @@ loss is their mean cross-entropy over all labels of a step.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.scoring.weights import RescorerSettings
@@ -74,7 +74,7 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
 
     def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         chosen = rows_of_step(len(self.data), self.options.batch_size, step, self.options.seed, parts)
-        labels = int((self.data.lengths[chosen] - self.data.prompt_lengths[chosen]).sum())
+        labels = int(self.data.answer_lengths[chosen].sum())
         return self.labelled(self.data, chosen[part::parts], parts / max(1, labels))
 
     def labelled(self, data: Texts, chosen: list[int], weight: float) -> NextTokenBatch:
@@ -131,7 +131,7 @@ def train_rescorer(
     model: PreTrainedModel,
     data: Texts,
     validation: Texts,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     options: RescorerTraining,
     tokenizer_fingerprint: str | None = None,
     process: Process | None = None,

@@ -7,7 +7,6 @@ decoding.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 
+from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.drafters.masks.mask_network import load_verifier
 from latticebpd.lattices.texts import Texts, padded
@@ -55,7 +55,7 @@ def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id
     return shape.new_model(vocab_size=vocab_size, **tokens)
 
 
-def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
+def load_translator(directory: PathLike) -> MarianMTModel:
     """A translation model to train further; ValueError for a directory without one."""
     model = load_verifier(directory)
     if not isinstance(model, MarianMTModel):
@@ -80,8 +80,7 @@ class PairSampler:
         epoch, index = divmod(step, batches)
         order, turns = _epoch_plan(_sizes(self.data).tobytes(), self.seed, epoch, batches)
         rows = order[self.cuts[turns[index]] : self.cuts[turns[index] + 1]]
-        labels = int((self.data.lengths[rows] - self.data.prompt_lengths[rows]).sum())
-        return self.collate(self.data, rows[part::parts], parts / labels)
+        return self.collate(self.data, rows[part::parts], parts / int(self.data.answer_lengths[rows].sum()))
 
     def collate(self, data: Texts, rows: np.ndarray, weight: float) -> PairBatch:
         """Pad the chosen pairs."""
@@ -147,7 +146,7 @@ def zero_loss(module: torch.nn.Module) -> Tensor:
 
 def _sizes(data: Texts) -> np.ndarray:
     """``[pairs]`` the longer side of each."""
-    return np.maximum(data.prompt_lengths, data.lengths - data.prompt_lengths)
+    return np.maximum(data.prompt_lengths, data.answer_lengths)
 
 
 def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
@@ -175,7 +174,7 @@ def _epoch_plan(sizes: bytes, seed: int, epoch: int, batches: int) -> tuple[np.n
 def train_translation(
     data: Texts,
     validation: Texts,
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     model: MarianMTModel,
     options: TranslationTraining,
     process: Process | None = None,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +24,7 @@ from fst.table import UNK, NgramTable
 from latticebpd.checks import expect
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
-from lm_training.ngram.counts import (
-    DEFAULT_MEMORY,
-    MIN_COUNTS,
-    NgramCounts,
-    OrderCounts,
-    TokenStream,
-    count_ngrams,
-    minimum_of,
-)
+from lm_training.ngram.counts import DEFAULT_MEMORY, MIN_COUNTS, OrderCounts, TokenStream, count_ngrams, minimum_of
 from lm_training.ngram.inputs import Encoder, Inputs, load_corpus, write_corpus
 from lm_training.ngram.pruning import prune, require_probabilities
 from lm_training.ngram.smoothing import SMOOTHINGS, Smoothing
@@ -159,11 +152,9 @@ class _Job:
         counts = [OrderCounts(*(np.load(folder / f"{name}-{order}.npy", "r") for name in names)) for order in orders]
         self.report("estimating", 0, None)
         folder = self.work.stage("estimated", lambda path: self._estimate(counts, stream, symbols, ArrayStore(path)))
-        ngrams, log_probs, backoffs = (
-            [np.load(folder / f"{name}-{order}.npy", "r") for order in orders]
-            for name in ("ngrams", "log_probs", "backoffs")
-        )
-        table = NgramTable(ngrams, log_probs, backoffs, symbols, recipe.fingerprint)
+        names = ["ngrams", "log_probs", "backoffs"]
+        arrays: Any = {name: [np.load(folder / f"{name}-{order}.npy", "r") for order in orders] for name in names}
+        table = NgramTable(**arrays, symbols=symbols, fingerprint=recipe.fingerprint)
         if recipe.pruned:
             self.report("pruning", 0, None)
             table = prune(table, recipe.prune_theta, recipe.max_ngrams)
@@ -192,7 +183,7 @@ class _Job:
             most = LARGEST_IMPLIED_VOCABULARY
             expect(stream.highest < most, f"token ids below {most}", stream.highest, remedy)
 
-    def _count(self, stream: TokenStream, store: ArrayStore) -> NgramCounts:
+    def _count(self, stream: TokenStream, store: ArrayStore) -> list[OrderCounts]:
         order, min_counts, counting = self.recipe.order, self.recipe.min_counts, self.counting
         progress = partial(self.report, "counting")
         if counting.engine != "spark":
@@ -203,7 +194,7 @@ class _Job:
         return counter.count(stream, order, min_counts, progress, store)
 
     def _estimate(
-        self, counts: NgramCounts, stream: TokenStream, symbols: list[str] | None, store: ArrayStore
+        self, counts: list[OrderCounts], stream: TokenStream, symbols: list[str] | None, store: ArrayStore
     ) -> NgramTable:
         recipe = self.recipe
         ids = 0 if symbols is not None or recipe.unseen == "floor" else recipe.vocab_size or stream.highest + 1

@@ -25,18 +25,9 @@ import numpy as np
 
 from fst.table import UNK
 from latticebpd.checks import extra_module
+from lm_training.ngram import counts as counting
 from lm_training.ngram.array_store import ArrayStore
-from lm_training.ngram.counts import (
-    CODE_OF_ZERO,
-    COMMON,
-    PIECE,
-    NgramCounts,
-    OrderCollector,
-    OrderCounts,
-    Progress,
-    TokenStream,
-    minimum_of,
-)
+from lm_training.ngram.counts import NgramCounts, OrderCollector, OrderCounts, Progress, TokenStream, minimum_of
 from lm_training.ngram.trie import first_of_each
 
 if TYPE_CHECKING:
@@ -80,7 +71,7 @@ class SparkCounter:
         """What ``lm_training.ngram.counts.count_ngrams`` counts, to the bit."""
         try:
             if not self._exists(f"ngrams_{order}"):
-                pieces = -(-stream.size // PIECE)
+                pieces = -(-stream.size // counting.PIECE)
                 schema = ", ".join(f"t{i} INT" for i in range(order))
                 frame = self.session.range(0, pieces, 1, max(1, pieces))
                 frame = frame.mapInArrow(_window_cutter(self._source(stream), stream, order), schema)
@@ -96,7 +87,7 @@ class SparkCounter:
                 )
                 minimum = minimum_of(min_counts, o)
                 self._table(f"kept_{o}", f"SELECT * FROM ({counted}) WHERE n >= {minimum} ORDER BY {tokens}")
-                frequencies = f"SELECT least(n, {COMMON}) AS r, count(*) AS n FROM ({complete}) GROUP BY 1"
+                frequencies = f"SELECT least(n, {counting.COMMON}) AS r, count(*) AS n FROM ({complete}) GROUP BY 1"
                 self._table(f"frequencies_{o}", frequencies)
                 progress(order - o + 1, order)
             return [self._fetch(stream, o, store) for o in range(1, order + 1)]
@@ -146,7 +137,7 @@ class SparkCounter:
             first[0] = not np.array_equal(ids[0, :-1], last_context)
             last_context = ids[-1, :-1].copy()
             totals, types = piece["total"][first], piece["types"][first]
-            collector.add(OrderCounts(ids, piece["n"], totals, types, np.zeros(COMMON + 1, dtype=np.int64)))
+            collector.add(OrderCounts(ids, piece["n"], totals, types, np.zeros(counting.COMMON + 1, dtype=np.int64)))
         for piece in self._rows(f"frequencies_{order}"):
             collector.counts_of_counts[piece["r"]] += piece["n"]
         return collector.finish()
@@ -166,12 +157,12 @@ def _window_cutter(source: Callable[[], np.ndarray], stream: TokenStream, order:
         local_stream = TokenStream(source(), separator, highest)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                begin, end = number * PIECE, min((number + 1) * PIECE, local_stream.size)
+                begin, end = number * counting.PIECE, min((number + 1) * counting.PIECE, local_stream.size)
                 codes, inside = local_stream.codes(begin, end + order), np.ones(end - begin, dtype=bool)
                 columns = {}
                 for i in range(order):
                     token = codes[i : i + end - begin]
-                    columns[f"t{i}"] = pyarrow.array((token * inside - CODE_OF_ZERO).astype(np.int32))
+                    columns[f"t{i}"] = pyarrow.array((token * inside - counting.CODE_OF_ZERO).astype(np.int32))
                     inside &= (token != local_stream.separator_code) | (i == 0)
                 yield pyarrow.RecordBatch.from_pydict(columns)
 

@@ -101,10 +101,9 @@ class NgramTrie:
                     release(rows)
                 orphans = np.flatnonzero((prefixes < 0) | (suffixes < 0))
                 if len(orphans):
-                    raise ValueError(
-                        f"expected the prefix and the suffix of every {order}-gram among the {order - 1}-grams, "
-                        f"got {len(orphans)} without, the first {rows[orphans[0]].tolist()}; add them or drop it"
-                    )
+                    wanted = f"the prefix and the suffix of every {order}-gram among the {order - 1}-grams"
+                    got = f"{len(orphans)} without, the first {rows[orphans[0]].tolist()}; add them or drop it"
+                    raise ValueError(f"expected {wanted}, got {got}")
                 trie.append(trie.keys_of(rows[:, -1], prefixes), prefixes, suffixes)
             unsorted = np.flatnonzero(np.diff(trie.keys[-1]) <= 0)
             if len(unsorted):

@@ -8,14 +8,13 @@ Clean-up renames the description, then deletes: a job killed in between is finis
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fst.files import locked, write_text
+from fst.files import PathLike, locked, write_text
 
 JOB = "job.json"
 FINISHED_JOB = "finished-job.json"
@@ -28,7 +27,7 @@ PARTS = ("corpus", "counts", "estimated", "spark", "model.fst")
 class WorkFolder:
     """The folder of one job; `work_folder` keeps other processes out."""
 
-    def __init__(self, path: str | os.PathLike[str], job: Mapping[str, Any]) -> None:
+    def __init__(self, path: PathLike, job: Mapping[str, Any]) -> None:
         """Start the job, or continue it; ValueError where the folder is another job's, or no work folder."""
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -40,16 +39,12 @@ class WorkFolder:
             return
         earlier = _read_job(self.path / JOB)
         if earlier is None:
-            raise ValueError(
-                f"{self.path}: expected a directory for intermediate files, empty or of an earlier run, "
-                "found other files; name another"
-            )
+            wanted = "a directory for intermediate files, empty or of an earlier run"
+            raise ValueError(f"{self.path}: expected {wanted}, found other files; name another")
         different = sorted(key for key in {*earlier, *record["job"]} if earlier.get(key) != record["job"].get(key))
         if different:
-            raise ValueError(
-                f"{self.path}: expected the intermediate files of this job, found those of one with another "
-                f"{', '.join(different)}; delete the directory or name another"
-            )
+            found = f"those of one with another {', '.join(different)}; delete the directory or name another"
+            raise ValueError(f"{self.path}: expected the intermediate files of this job, found {found}")
         self.drop_unfinished()
 
     def stage(self, name: str, make: Callable[[Path], object]) -> Path:
@@ -98,7 +93,7 @@ def _read_job(path: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def work_folder(path: str | os.PathLike[str], job: Mapping[str, Any]) -> Iterator[WorkFolder]:
+def work_folder(path: PathLike, job: Mapping[str, Any]) -> Iterator[WorkFolder]:
     """A job's folder, removed when the job is done, kept when it fails after a finished stage; ValueError where another
     process uses it, or it is not this job's."""
     Path(path).mkdir(parents=True, exist_ok=True)

@@ -41,12 +41,14 @@ class HeadBatch:
     """Labels, with either padded texts or hidden states.
 
     labels: of head 1 (the base model), 2, ..., h.
+    following: ``[n]`` the token after each position, of all rows or states, flattened; of a row's last, its first.
     inputs: ``[rows, length]``, padded on the right.
     sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
     states: ``[n, hidden]`` of all rows, concatenated; replaces all inputs.
     """
 
     labels: list[Labels]
+    following: Tensor
     inputs: Tensor | None = None
     sources: Tensor | None = None
     mask: Tensor | None = None
@@ -141,11 +143,14 @@ class HeadSampler:
             labels.append(Labels(*(torch.from_numpy(array).to(self.device) for array in arrays)))
         if self.states is not None:
             states = [self.states.of_text(chosen[slot]) for slot in mine]
-            return HeadBatch(labels, states=torch.cat(states).to(self.device))
+            following = [row[int(texts.prompt_lengths[chosen[slot]]) :] for slot, row in zip(mine, rows, strict=True)]
+            after = torch.from_numpy(np.concatenate(following).astype(np.int64))
+            return HeadBatch(labels, after.to(self.device), states=torch.cat(states).to(self.device))
         read = [padded(rows, 0)[0]]
         if self.read.sources is not None:
             read += padded([self.read.sources[chosen[slot]] for slot in mine], self.fill)
-        return HeadBatch(labels, *(torch.from_numpy(array).to(self.device) for array in read))
+        inputs, *others = (torch.from_numpy(array).to(self.device) for array in read)
+        return HeadBatch(labels, inputs.roll(-1, dims=1).flatten(), inputs, *others)
 
     def _labelled(self, index: int) -> np.ndarray:
         """``[predictions, positions]`` whether a text has a label there."""

@@ -83,5 +83,4 @@ def adamw_and_muon(
             by_muon = weight.ndim == 2 and id(weight) not in excluded and options.muon_learning_rate > 0
             (matrices if by_muon else others).append(weight)
     adamw = torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay)
-    muon = [Muon(matrices, options.muon_learning_rate, options.weight_decay, dtype)] if matrices else []
-    return [adamw, *muon]
+    return [adamw, Muon(matrices, options.muon_learning_rate, options.weight_decay, dtype)] if matrices else [adamw]

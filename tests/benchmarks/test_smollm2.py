@@ -30,30 +30,25 @@ def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPat
     called: list[str] = []
     monkeypatch.setattr(make, "latticebpd", lambda *arguments: called.append(arguments[0]))
     make.weights(tmp_path, tmp_path / "heads", tmp_path / "held-out.npz", tmp_path / "lm.fst")
-    assert called == ["lattices", "tune", "calibrate"]
+    assert called == ["lattices --prompts", "tune", "calibrate"]
 
 
-def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_32nd_answer_is_held_out_and_further_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked = [[5, 6, number] for number in range(100)]
     texts = Texts.of_rows([[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in asked], [3] * 100)
     make.save_answers(tmp_path / "own-text.npz", np.arange(100), texts, "hash")
     monkeypatch.setattr(make, "HERE", tmp_path)
     monkeypatch.setattr(make, "conversations", lambda *_: None)
     monkeypatch.setattr(make, "chat_prompts", lambda _: (asked, "hash"))
-    for answers, expected in ((None, 100), (40, 40)):
-        train, held = make.own_text(tmp_path / str(answers), tmp_path, answers)
-        found = {
-            part: [row.tolist() for row in map(Texts.load(part).__getitem__, range(len(Texts.load(part))))]
-            for part in (train, held)
-        }
-        wanted = [texts[number].tolist() for number in range(expected)]
-        assert found[held] == wanted[:: make.HELD_OUT]
-        assert found[train] == [row for number, row in enumerate(wanted) if number % make.HELD_OUT]
     texts.chosen([3, 64]).save(tmp_path / "more.npz")
-    train, held = make.own_text(tmp_path / "further", tmp_path, 40, [tmp_path / "more.npz"])
-    rows = [row for row, _ in Texts.load(train).items()]
-    assert rows[-2:] == [texts[3].tolist(), texts[64].tolist()]
-    assert len(rows) + len(Texts.load(held)) == 42
+    wanted = [row for row, _ in texts.items()]
+    learnt = [row for number, row in enumerate(wanted) if number % make.HELD_OUT]
+    for further, added in (([], []), ([tmp_path / "more.npz"], [wanted[3], wanted[64]])):
+        train, held = make.own_text(tmp_path / str(len(added)), tmp_path, further)
+        assert [row for row, _ in Texts.load(held).items()] == wanted[:: make.HELD_OUT]
+        assert [row for row, _ in Texts.load(train).items()] == [*learnt, *added]
 
 
 @pytest.fixture

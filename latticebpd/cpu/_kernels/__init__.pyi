@@ -19,11 +19,11 @@ class Int8Weights:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
 class Int8Heads:
-    """Packed and quantized feed-forward heads, ``up [heads, inner, size]`` and ``down [heads, size, inner]``."""
+    """Packed and quantized feed-forward heads, ``up [heads, inner, inputs]`` and ``down [heads, size, inner]``."""
 
-    def __init__(self, up: int, down: int, heads: int, size: int, inner: int, /) -> None: ...
+    def __init__(self, up: int, down: int, heads: int, inner: int, size: int, inputs: int, /) -> None: ...
     def states(self, x: int, rows: int, heads: int, to: int, threads: int, /) -> None:
-        """``[rows, size]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
+        """``[rows, inputs]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
 
     def top_k(
         self,
@@ -37,7 +37,7 @@ class Int8Heads:
         threads: int,
         /,
     ) -> None:
-        """``[rows, size]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
+        """``[rows, inputs]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
         their log-probabilities, ``[rows, heads, k]``, as of `top_k`."""
 
 def top_k(

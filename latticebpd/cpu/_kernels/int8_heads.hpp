@@ -1,4 +1,5 @@
 // Feed-forward block heads, x + D_i silu(U_i x), with int8 weights: one call for all of them, and for their best tokens.
+// What U_i reads may be wider than the state x, which comes first.
 #pragma once
 
 #include <algorithm>
@@ -25,17 +26,18 @@ struct Silu {
 
 class Int8Heads {
   public:
-    // up: [heads, inner, size]; down: [heads, size, inner]; they are copied.
-    Int8Heads(const float* up, const float* down, std::size_t heads, std::size_t size, std::size_t inner)
-        : size_(size), inner_(inner) {
+    // up: [heads, inner, inputs]; down: [heads, size, inner]; they are copied.
+    Int8Heads(const float* up, const float* down, std::size_t heads, std::size_t inner, std::size_t size,
+              std::size_t inputs)
+        : size_(size), inner_(inner), inputs_(inputs) {
         const auto memory = std::make_shared<engine::WeightMemory>();
         for (std::size_t head = 0; head < heads; ++head) {
-            up_.emplace_back(up + head * inner * size, inner, size, 0, memory);
+            up_.emplace_back(up + head * inner * inputs, inner, inputs, 0, memory);
             down_.emplace_back(down + head * inner * size, size, inner, 0, memory);
         }
     }
 
-    // x: [rows, size]; to: [rows, heads, size] of the first `heads` heads.
+    // x: [rows, inputs]; to: [rows, heads, size] of the first `heads` heads.
     void states(const float* x, std::size_t rows, std::size_t heads, float* to, std::size_t threads) const {
         const std::size_t vectors = (rows * inner_ + kLanes - 1) / kLanes;
         thread_local std::vector<float> inner, product;  // kept: an allocation costs more than filling it
@@ -47,7 +49,7 @@ class Int8Heads {
             down_.at(head).multiply(inner.data(), rows, product.data(), threads);
             for (std::size_t row = 0; row < rows; ++row)
                 for (std::size_t i = 0; i < size_; ++i)
-                    to[(row * heads + head) * size_ + i] = x[row * size_ + i] + product[row * size_ + i];
+                    to[(row * heads + head) * size_ + i] = x[row * inputs_ + i] + product[row * size_ + i];
         }
     }
 
@@ -67,7 +69,7 @@ class Int8Heads {
     }
 
   private:
-    std::size_t size_, inner_;
+    std::size_t size_, inner_, inputs_;
     std::vector<Int8Weights> up_, down_;
 };
 

@@ -51,8 +51,8 @@ PYBIND11_MODULE(_kernels, module) {
              },
              released);
     py::class_<Int8Heads>(module, "Int8Heads")
-        .def(py::init([](Address up, Address down, Size heads, Size size, Size inner) {
-                 return built<Int8Heads>(at(up), at(down), heads, size, inner);
+        .def(py::init([](Address up, Address down, Size heads, Size inner, Size size, Size inputs) {
+                 return built<Int8Heads>(at(up), at(down), heads, inner, size, inputs);
              }))
         .def("states",
              [](const Int8Heads& self, Address x, Size rows, Size heads, Address to, Size threads) {

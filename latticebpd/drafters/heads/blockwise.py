@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.packed_weights import weight_version
-from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS
+from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS, TOKEN_EPSILON
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
@@ -108,13 +109,26 @@ class BlockwiseLM(nn.Module):
             self._short = (key, whole.over(tokens, Int8Linear() if rounded else None))
         return self._short[1]
 
-    def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+    def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
         """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, tokens]``: heads 2..slots + 1, by
         default all; slot ``i`` predicts the token ``i + 1`` after the next token.
 
-        The tokens are those of the vocabulary, or of the ``shortlist``.
+        The tokens are those of the vocabulary, or of the ``shortlist``. following: ``[...]`` the tokens after the
+        states, which conditioned heads read; ValueError where they are missing.
         """
-        return self.heads.logits(hidden.to(self.heads.dtype), self.head_projection, slots)
+        return self.heads.logits(self.head_inputs(hidden, following), self.head_projection, slots)
+
+    def head_inputs(self, hidden: Tensor, following: Tensor | None) -> Tensor:
+        """``[..., inputs]``: what heads read at these states; arguments as for `head_logits`."""
+        hidden = hidden.to(self.heads.dtype)
+        if not self.heads.reads_token:
+            return hidden
+        if following is None:
+            raise ValueError("expected the tokens after hidden states, which these heads read, got none")
+        weight: Any = self.projection.embedding.weight
+        embeddings = weight[following.to(weight.device)].to(hidden)
+        tokens = F.rms_norm(embeddings, (self.heads.hidden_size,), eps=TOKEN_EPSILON)
+        return torch.cat([hidden, tokens], dim=-1)
 
     def save_pretrained(
         self,
@@ -205,7 +219,7 @@ def new_heads(
 
     kind: a name in ``HEAD_KINDS``.
     num_heads: predictions per position, the base model's own included.
-    intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden
+    intermediate_size: width of a head's hidden layer (all kinds but medusa); by default the base model's hidden
         size.
     num_layers: residual blocks per head (medusa).
     shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.

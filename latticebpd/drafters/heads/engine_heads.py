@@ -20,7 +20,11 @@ from latticebpd.lattices.values import as_numpy
 from latticebpd.target.engine_target import EngineTarget
 
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
-FORMAT_VERSION, KIND = 3, "feed-forward"
+FORMAT_VERSION = 3
+INPUTS = {"feed-forward": 1, "conditioned": 2}
+"""Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too."""
+TOKEN_EPSILON = 1e-6
+"""Added to the mean square of an embedding, which may be padding's, all zeros."""
 
 
 class EngineHeads:
@@ -39,13 +43,14 @@ class EngineHeads:
         up, down, tokens = weights["up"], weights["down"], weights.get("shortlist")
         sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
         every = np.arange(target.vocab_size) if tokens is None else tokens
+        inputs = INPUTS[config["kind"]] * sizes[0]
         fits = (
-            (config["format_version"], config["kind"]) == (FORMAT_VERSION, KIND),
+            config["format_version"] == FORMAT_VERSION,
             config.get("base_fingerprint") is None,  # which is the float weights'
             config["tokenizer_fingerprint"] in (None, fingerprint),
             (config["vocab_size"], sizes[0]) == (target.vocab_size, target.hidden_size),
             config.get("model_type", target.weights.architecture) == target.weights.architecture,
-            count >= 1 and up.shape == (count, *sizes) and down.shape == (count, *sizes[::-1]),
+            count >= 1 and up.shape == (count, inputs, sizes[1]) and down.shape == (count, *sizes[::-1]),
             up.dtype.kind == down.dtype.kind == "f" and weights.keys() <= {"up", "down", "shortlist"},
             config.get("shortlist") == (None if tokens is None else len(tokens)),
             every.ndim == 1 and len(every) and every.dtype == np.int64 and (every[1:] > every[:-1]).all(),
@@ -54,14 +59,19 @@ class EngineHeads:
         if not all(fits):
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
+        self._embeddings = target.weights.output_embeddings if inputs > sizes[0] else None
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
-    def lattices(self, hidden: np.ndarray, slots: int, k: int) -> list[SausageLattice]:
-        """After ``[rows, hidden]`` states, of the first ``slots`` heads and their ``k`` best tokens, all if there are
-        fewer."""
+    def lattices(self, hidden: np.ndarray, last: list[int], slots: int, k: int) -> list[SausageLattice]:
+        """After ``[rows, hidden]`` states and the tokens that they predicted, of the first ``slots`` heads and their
+        ``k`` best tokens, all if there are fewer."""
+        if self._embeddings is not None:
+            tokens = self._embeddings(np.asarray(last))
+            tokens = tokens / np.sqrt(np.square(tokens).mean(axis=1, keepdims=True) + TOKEN_EPSILON)
+            hidden = np.concatenate([hidden, tokens], axis=1)
         best, log_probs = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
@@ -79,8 +89,8 @@ class EngineHeadLattices(HeadSource):
         self.stock, self.num_tokens = stock, heads.num_tokens
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
 
-    def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
-        return self.heads.lattices(np.stack(list(map(as_numpy, hidden))), min(slots, self.num_slots), self.k)
+    def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
+        return self.heads.lattices(np.stack(list(map(as_numpy, hidden))), last, min(slots, self.num_slots), self.k)
 
     @property
     def target(self) -> Any:

@@ -46,8 +46,9 @@ class HeadLattices(HeadSource):
         self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
 
     @torch.inference_mode()
-    def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
-        logits = self.heads.head_logits(torch.stack(list(map(as_tensor, hidden))), slots)
+    def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
+        states = torch.stack(list(map(as_tensor, hidden)))
+        logits = self.heads.head_logits(states, slots, torch.tensor(last, device=states.device))
         return lattices_from_logits(logits, self.k, self._shortlist)
 
     @property
@@ -61,8 +62,10 @@ class HeadLattices(HeadSource):
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         states, own = text_states(self.target, text, positions, source)
         hidden = states[-1][0, positions.start : positions.stop]
+        following = torch.tensor(text[positions.start + 1 : positions.stop + 1], device=hidden.device)
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
-            logits = self.heads.head_logits(hidden[begin : begin + step], self.slots)
+            rows = slice(begin, begin + step)
+            logits = self.heads.head_logits(hidden[rows], self.slots, following[rows])
             drawn = lattices_from_logits(logits, self.k, self._shortlist)
-            yield drawn, torch.cat([own[begin : begin + step], entropy(logits)], dim=1)
+            yield drawn, torch.cat([own[rows], entropy(logits)], dim=1)

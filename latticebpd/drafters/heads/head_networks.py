@@ -1,9 +1,13 @@
 """Block heads: the next several tokens from one hidden state.
 
 Head 1 is the base model itself (identity: exactness never depends on training). Heads 2..h read the base model's final,
-normalised hidden state ``x`` and say what comes 2..h tokens ahead. Three kinds::
+normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
 
     BlockHeads   f_i(x) = x + W_i silu(U_i x), then the base model's output embedding       (Kim 2024, section 4)
+    ConditionedHeads
+                 f_i(x) = x + W_i silu(U_i x + V_i e), e the output embedding, divided by its root mean square, of the
+                 token that the base model has chosen after x: it is known before heads draft
+                                                                   (as Hydra's first head and EAGLE's drafter read it)
     SternHeads   f_i(x) = x + W_i relu(U x), one hidden layer for all heads, (h - 1) times as wide;
                  then the base model's output embedding                                     (Stern 2018, section 6)
     MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
@@ -35,6 +39,8 @@ class Heads(nn.Module):
 
     kind: ClassVar[str]
     """Name in files and on the command line."""
+    reads_token: ClassVar[bool] = False
+    """Whether inputs are states and, next to them, normalised embeddings of the tokens chosen after them."""
     shortlist: Tensor | None
     """``[n]`` int64 ids, ascending: the tokens that the heads know, and the order of their logits; None: all tokens."""
 
@@ -49,28 +55,33 @@ class Heads(nn.Module):
         """Of the heads' weights; the base model's may be kept in another."""
         return next(self.parameters()).dtype
 
+    @property
+    def input_size(self) -> int:
+        """Width of what a head reads."""
+        return self.hidden_size * (1 + self.reads_token)
+
     def settings(self) -> dict[str, int]:
         """The constructor's arguments, which are attributes of the same names."""
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
-    def alone(self, index: int, hidden: Tensor) -> Tensor:
-        """``[n, hidden]`` -> ``[n, hidden]``: one head's states, ready for projection."""
+    def alone(self, index: int, inputs: Tensor) -> Tensor:
+        """``[n, inputs]`` -> ``[n, hidden]``: one head's states, ready for projection."""
         raise NotImplementedError
 
-    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        """``[..., hidden]`` -> ``[..., slots, hidden]``: states of the first ``slots`` heads, or of all, on every
+    def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
+        """``[..., inputs]`` -> ``[..., slots, hidden]``: states of the first ``slots`` heads, or of all, on every
         position."""
-        flat = hidden.reshape(-1, self.hidden_size)
+        flat = inputs.reshape(-1, self.input_size)
         states = torch.stack([self.alone(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
-        return states.reshape(*hidden.shape[:-1], states.shape[1], self.hidden_size)
+        return states.reshape(*inputs.shape[:-1], states.shape[1], self.hidden_size)
 
     def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
         """``[n, hidden]`` -> ``[n, vocab]``: one head's logits; ``output`` is the base model's projection."""
         return output(states)
 
-    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
-        """``[..., hidden]`` -> ``[..., slots, vocab]``: logits of the first ``slots`` heads, or of all."""
-        return output(self(hidden, slots))
+    def logits(self, inputs: Tensor, output: Projection, slots: int | None = None) -> Tensor:
+        """``[..., inputs]`` -> ``[..., slots, vocab]``: logits of the first ``slots`` heads, or of all."""
+        return output(self(inputs, slots))
 
 
 class BlockHeads(Heads):
@@ -80,42 +91,45 @@ class BlockHeads(Heads):
     """
 
     kind = "feed-forward"
+    weights: PackedWeights | None = None
+    """Rounded to 8 bits, once `use_int8` asks for them."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int) -> None:
         super().__init__(hidden_size, num_heads)
         self.intermediate_size = intermediate_size
-        self.up = nn.Parameter(torch.randn(num_heads - 1, hidden_size, intermediate_size) * hidden_size**-0.5)
+        self.up = nn.Parameter(torch.randn(num_heads - 1, self.input_size, intermediate_size) * self.input_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
 
-    def alone(self, index: int, hidden: Tensor) -> Tensor:
-        return hidden + F.silu(hidden @ self.up[index]) @ self.down[index]
+    def alone(self, index: int, inputs: Tensor) -> Tensor:
+        return inputs[:, : self.hidden_size] + F.silu(inputs @ self.up[index]) @ self.down[index]
 
-    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
+        shape = (*inputs.shape[:-1], len(range(self.num_heads - 1)[:slots]), self.hidden_size)
+        learns = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        if self.weights is not None and not learns and all(map(is_plain, (inputs, self.up, self.down))):
+            flat, kernels = inputs.detach().reshape(-1, self.input_size), self._kernels(self.weights)
+            return torch.from_numpy(kernels.states(flat.numpy(), shape[-2])).view(shape)
         up, down = self.up[:slots], self.down[:slots]
-        flat = hidden.reshape(1, -1, self.hidden_size).expand(len(up), -1, -1)
-        states = flat + torch.bmm(F.silu(torch.bmm(flat, up)), down)
-        return states.transpose(0, 1).reshape(*hidden.shape[:-1], len(up), self.hidden_size)
+        read = inputs.reshape(1, -1, self.input_size).expand(len(up), -1, -1)
+        states = read[..., : self.hidden_size] + torch.bmm(F.silu(torch.bmm(read, up)), down)
+        return states.transpose(0, 1).reshape(shape)
+
+    def _kernels(self, weights: PackedWeights) -> Int8HeadKernels:
+        up, down = self.up.detach().numpy(), self.down.detach().numpy()
+        kernels: Int8HeadKernels = weights.packed(lambda: Int8HeadKernels(up, down), self.up, self.down)
+        return kernels
 
     def use_int8(self) -> None:
         """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
-        if type(self) is BlockHeads and self.up.numel() and is_plain(self.up):
-            self.__class__ = Int8BlockHeads
+        if self.up.numel() and is_plain(self.up):
             self.weights = PackedWeights()
 
 
-class Int8BlockHeads(BlockHeads):
-    """Feed-forward heads that the kernel computes."""
+class ConditionedHeads(BlockHeads):
+    """The same, which also read the token that the base model has chosen after the state."""
 
-    weights: PackedWeights
-
-    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        learns = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-        if learns or not all(map(is_plain, (hidden, self.up, self.down))):
-            return super().forward(hidden, slots)
-        up, down = self.up.detach().numpy(), self.down.detach().numpy()
-        kernels = self.weights.packed(lambda: Int8HeadKernels(up, down), self.up, self.down)
-        flat, count = hidden.detach().reshape(-1, self.hidden_size), len(range(len(up))[:slots])
-        return torch.from_numpy(kernels.states(flat.numpy(), count)).view(*hidden.shape[:-1], count, self.hidden_size)
+    kind = "conditioned"
+    reads_token = True
 
 
 class SternHeads(Heads):
@@ -134,11 +148,11 @@ class SternHeads(Heads):
         self.up = nn.Parameter(torch.randn(hidden_size, width) * hidden_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, width, hidden_size))
 
-    def alone(self, index: int, hidden: Tensor) -> Tensor:
-        return hidden + F.relu(hidden @ self.up) @ self.down[index]
+    def alone(self, index: int, inputs: Tensor) -> Tensor:
+        return inputs + F.relu(inputs @ self.up) @ self.down[index]
 
-    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        return hidden.unsqueeze(-2) + torch.einsum("...w,iwd->...id", F.relu(hidden @ self.up), self.down[:slots])
+    def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
+        return inputs.unsqueeze(-2) + torch.einsum("...w,iwd->...id", F.relu(inputs @ self.up), self.down[:slots])
 
 
 class MedusaHeads(Heads):
@@ -157,16 +171,18 @@ class MedusaHeads(Heads):
         self.bias = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size))
         self.output = nn.Parameter(torch.zeros(num_heads - 1, vocab_size, hidden_size))
 
-    def alone(self, index: int, hidden: Tensor) -> Tensor:
+    def alone(self, index: int, inputs: Tensor) -> Tensor:
         for layer in range(self.num_layers):
-            hidden = hidden + F.silu(F.linear(hidden, self.weight[index, layer], self.bias[index, layer]))
-        return hidden
+            inputs = inputs + F.silu(F.linear(inputs, self.weight[index, layer], self.bias[index, layer]))
+        return inputs
 
     def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
         return output.biased(F.linear(states, self.output[index]))
 
-    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
-        return output.biased(torch.einsum("...id,ivd->...iv", self(hidden, slots), self.output[:slots]))
+    def logits(self, inputs: Tensor, output: Projection, slots: int | None = None) -> Tensor:
+        return output.biased(torch.einsum("...id,ivd->...iv", self(inputs, slots), self.output[:slots]))
 
 
-HEAD_KINDS: dict[str, type[Heads]] = {kind.kind: kind for kind in (BlockHeads, SternHeads, MedusaHeads)}
+HEAD_KINDS: dict[str, type[Heads]] = {
+    kind.kind: kind for kind in (BlockHeads, ConditionedHeads, SternHeads, MedusaHeads)
+}

@@ -31,11 +31,13 @@ class HeadSource:
         wanted = "states with the hidden state that predicted the last token, which heads read"
         expect(not any(each is None for each in hidden), wanted, "some without")
         reachable = max(state.max_depth for state in states)
-        drawn = self._drawn(hidden, reachable if self.slots is None else min(reachable, self.slots))
+        last = [state.tokens[-1] for state in states]
+        drawn = self._drawn(hidden, last, reachable if self.slots is None else min(reachable, self.slots))
         return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
 
-    def _drawn(self, hidden: list[Any], slots: int) -> Sequence[SausageLattice]:
-        """Lattices of at most ``slots`` slots after hidden states, arrays or tensors ``[hidden]``."""
+    def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> Sequence[SausageLattice]:
+        """Lattices of at most ``slots`` slots after hidden states, arrays or tensors ``[hidden]``, and the tokens that
+        these predicted."""
         raise NotImplementedError
 
     @property

@@ -7,7 +7,6 @@ On disk a rescorer is the directory that ``save_pretrained`` of the model writes
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from fst.files import PathLike
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
@@ -78,15 +78,13 @@ class CausalRescorer:
         wanted = f"a rescorer over {vocab_size} tokens (the vocabulary of {owner})"
         expect(known or vocab_size in (None, self.vocab_size), wanted, f"one over {self.vocab_size}", RETRAIN)
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, directory: PathLike) -> None:
         """Write the model and its settings."""
         self.model.save_pretrained(directory)
         self.settings.save(directory)
 
     @classmethod
-    def from_pretrained(
-        cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
-    ) -> Self:
+    def from_pretrained(cls, directory: PathLike, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Self:
         """Read what ``save_pretrained`` wrote, or any causal LM's directory; kwargs: for ``transformers``."""
         file = Path(directory) / "tokenizer.json"
         if RescorerSettings.stored(directory):

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from latticebpd import load
 from latticebpd.cpu.int8_layers import Int8Layer, Int8Linear, use_int8_layers
 from latticebpd.drafters.bundled import load_prompts
-from latticebpd.drafters.heads.head_networks import BlockHeads, Int8BlockHeads
+from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
 
 
 def _gap(found: Tensor, expected: Tensor) -> float:
@@ -22,28 +22,30 @@ def _gap(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("kind", [BlockHeads, ConditionedHeads])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_heads_are_close_to_float32_in_any_company(threads: int) -> None:
+def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[BlockHeads]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    plain = BlockHeads(96, 5, 40)
+    plain = kind(96, 5, 40)
     plain.down.data.normal_()
     changed = copy.deepcopy(plain)
     changed.use_int8()
-    assert isinstance(changed, Int8BlockHeads)
-    hidden = torch.randn(2, 3, 96)
+    assert changed.weights is not None
+    inputs = torch.randn(2, 3, plain.input_size)
+    hidden = inputs[..., :96]
     for slots in (None, 1, 3):
         with torch.no_grad():
-            found, expected = changed(hidden, slots), plain(hidden, slots)
+            found, expected = changed(inputs, slots), plain(inputs, slots)
             assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.01
             assert changed.weights.kernels is not None
-            assert torch.equal(changed(hidden[:1], slots), found[:1])
+            assert torch.equal(changed(inputs[:1], slots), found[:1])
     with torch.no_grad():
         plain.up.mul_(2)
         changed.up.mul_(2)
-        assert _gap(changed(hidden), plain(hidden)) < 0.01
-    changed(hidden).sum().backward()
+        assert _gap(changed(inputs), plain(inputs)) < 0.01
+    changed(inputs).sum().backward()
     assert changed.up.grad is not None
     torch.set_num_threads(before)
 

@@ -129,15 +129,15 @@ def top_k(isa: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np
 def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
     """The bits of their states, the projection and the best tokens one after another."""
     rng = np.random.default_rng(0)
-    heads = Int8HeadKernels(rng.normal(size=(3, 48, 20)), rng.normal(size=(3, 20, 48)))
+    heads = Int8HeadKernels(rng.normal(size=(3, 80, 20)), rng.normal(size=(3, 20, 48)))
     weights = rng.normal(size=(700, 48)).astype(np.float32)
     projection = _kernels.Int8Weights(address(weights), *weights.shape)
     for rows, slots in ((1, 3), (5, 2), (2, 1)):
-        hidden = rng.normal(size=(rows, 48)).astype(np.float32)
-        states, logits = heads.states(hidden, slots), np.empty((rows, slots, 700), np.float32)
+        inputs = rng.normal(size=(rows, 80)).astype(np.float32)
+        states, logits = heads.states(inputs, slots), np.empty((rows, slots, 700), np.float32)
         projection.multiply(address(states), rows * slots, address(logits), threads)
         for (tokens, log_probs), *own in zip(
-            array_kernels.top_k(logits, 9), *heads.top_k(hidden, slots, projection, 9), strict=True
+            array_kernels.top_k(logits, 9), *heads.top_k(inputs, slots, projection, 9), strict=True
         ):
             np.testing.assert_array_equal(own[0], tokens)
             np.testing.assert_array_equal(own[1], log_probs)

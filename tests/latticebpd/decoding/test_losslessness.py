@@ -32,7 +32,7 @@ class RandomHeads:
         width = model.config.get_text_config().hidden_size
         self.weight = torch.randn(slots, width, VOCABULARY, generator=generator).to(model.dtype)
 
-    def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+    def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
         return torch.einsum("rh,shv->rsv", hidden, self.weight[:slots])
 
 

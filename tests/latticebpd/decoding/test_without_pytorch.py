@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 from latticebpd import BlockwiseLM, Chat, Loaded, NoDrafter, State, generate, load
 from latticebpd.drafters.heads.engine_heads import EngineHeadLattices
 from latticebpd.drafters.heads.head_family import HeadLattices
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.target.catalogue import GGUF_NAME, model_folder
 from latticebpd.target.engine_target import engine_target
@@ -53,10 +53,12 @@ def change_json(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def made(folder: Path, model: PreTrainedModel, shortlist: list[int] | None = None) -> Path:
+def made(
+    folder: Path, model: PreTrainedModel, shortlist: list[int] | None = None, kind: type[BlockHeads] = BlockHeads
+) -> Path:
     """A model's folder with its GGUF file, heads, language model and a tokenizer with a chat template."""
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    heads = BlockHeads(64, 5, 48)
+    heads = kind(64, 5, 48)
     torch.manual_seed(1)
     torch.nn.init.normal_(heads.down, std=0.1)
     heads.shortlist = None if shortlist is None else torch.tensor(shortlist)
@@ -72,9 +74,9 @@ def made(folder: Path, model: PreTrainedModel, shortlist: list[int] | None = Non
     return folder
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119])
+@pytest.fixture(scope="module", params=[BlockHeads, ConditionedHeads])
+def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119], request.param)
 
 
 def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch) -> Loaded:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import BlockHeads, BlockwiseLM
+from latticebpd import BlockHeads, BlockwiseLM, State
 from latticebpd.drafters.heads.blockwise import new_heads
+from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
 from latticebpd.target.checkpoints import load_base
 from lm_training.data.corpus import train_tokenizer
@@ -43,7 +45,7 @@ def test_half_precision_file_is_half_the_size_and_loads_as_float32(model: Blockw
     torch.testing.assert_close(half.heads.up, model.heads.up, atol=1e-3, rtol=1e-3)
 
 
-@pytest.fixture(params=["feed-forward", "stern", "medusa"])
+@pytest.fixture(params=["feed-forward", "conditioned", "stern", "medusa"])
 def heads(request: pytest.FixtureRequest, model: BlockwiseLM) -> Heads:
     return new_heads(model.base, request.param, num_heads=4, intermediate_size=3, num_layers=2)
 
@@ -57,18 +59,19 @@ def randomised(heads: Heads) -> Heads:
 
 
 def test_new_heads_start_as_copies_of_the_base_model(heads: Heads, model: BlockwiseLM) -> None:
-    hidden, output = torch.randn(2, 16), model.projection
-    torch.testing.assert_close(heads(hidden), hidden[:, None].expand(2, 3, 16))
-    torch.testing.assert_close(heads.logits(hidden, output), output(hidden)[:, None].expand(2, 3, 23))
+    inputs, output = torch.randn(2, heads.input_size), model.projection
+    hidden = inputs[:, :16]
+    torch.testing.assert_close(heads(inputs), hidden[:, None].expand(2, 3, 16))
+    torch.testing.assert_close(heads.logits(inputs, output), output(hidden)[:, None].expand(2, 3, 23))
 
 
 def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: BlockwiseLM) -> None:
     randomised(heads)
-    hidden, output = torch.randn(2, 5, 16), model.projection
-    states, logits = heads(hidden), heads.logits(hidden, output)
+    inputs, output = torch.randn(2, 5, heads.input_size), model.projection
+    states, logits = heads(inputs), heads.logits(inputs, output)
     assert logits.shape == (2, 5, 3, 23)
     for index in range(3):
-        alone = heads.alone(index, hidden.reshape(-1, 16))
+        alone = heads.alone(index, inputs.reshape(-1, heads.input_size))
         torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
         torch.testing.assert_close(heads.project(index, alone, output).view(2, 5, 23), logits[:, :, index])
 
@@ -78,8 +81,36 @@ def test_heads_of_every_kind_round_trip(heads: Heads, model: BlockwiseLM, tmp_pa
     again = BlockwiseLM.from_pretrained(tmp_path)
     assert type(again.heads) is type(heads)
     assert again.tokenizer_fingerprint == "sha256:x"
-    hidden = torch.randn(4, 16)
-    torch.testing.assert_close(again.head_logits(hidden), BlockwiseLM(model.base, heads).head_logits(hidden))
+    read = torch.randn(4, 16), None, torch.tensor([3, 0, 22, 3])
+    torch.testing.assert_close(again.head_logits(*read), BlockwiseLM(model.base, heads).head_logits(*read))
+
+
+def test_conditioned_heads_read_the_token_that_was_chosen(model: BlockwiseLM) -> None:
+    heads = randomised(new_heads(model.base, "conditioned", num_heads=4, intermediate_size=3))
+    own, output = BlockwiseLM(model.base, heads), model.base.get_output_embeddings().weight
+    hidden, following = torch.randn(2, 5, 16), torch.randint(23, (2, 5))
+    token = output[following]
+    token = token / (token.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+    for index in range(3):
+        up, down = heads.up[index], heads.down[index]
+        state = hidden + torch.nn.functional.silu(hidden @ up[:16] + token @ up[16:]) @ down
+        found = own.head_logits(hidden, following=following)[..., index, :]
+        torch.testing.assert_close(found, state @ output.T)
+    with pytest.raises(ValueError, match="expected the tokens after hidden states, which these heads read, got none"):
+        own.head_logits(hidden)
+
+
+def test_lattices_of_texts_are_those_of_decodes(heads: Heads, model: BlockwiseLM) -> None:
+    own, text = BlockwiseLM(model.base, randomised(heads)), [3, 1, 4, 1, 5, 9, 2, 6]
+    source = HeadLattices(own, k=5)
+    with torch.no_grad():
+        states = model.base.base_model(torch.tensor([text])).last_hidden_state[0]
+    ((found, _),) = source.lattices_of_text(text, range(2, 6))
+    for position, lattice in zip(range(2, 6), found, strict=True):
+        (expected,) = source.lattices([State(0, text[: position + 2], 1, states[position], 3)])
+        assert expected is not None
+        np.testing.assert_array_equal(lattice.tokens, expected.tokens)
+        np.testing.assert_allclose(lattice.log_probs, expected.log_probs, atol=1e-5)
 
 
 def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_path: Path) -> None:
@@ -96,7 +127,7 @@ def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_pa
     ("change", "message"),
     [
         ({"format_version": 4}, "expected heads of format 1 to 3, got 4; update latticebpd"),
-        ({"kind": "eagle"}, "expected heads of a kind among feed-forward, stern, medusa, got 'eagle'"),
+        ({"kind": "eagle"}, "expected heads of a kind among feed-forward, conditioned, stern, medusa, got 'eagle'"),
         ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
         ({"num_heads": 10**40}, "cannot be read"),
         ({"num_heads": -3}, "expected num_heads .* a number >= 1, got -3"),
@@ -139,7 +170,9 @@ def test_missing_directory_is_not_taken_for_a_name_of_the_hub(tmp_path: Path) ->
 
 
 def test_unknown_kind_is_refused(model: BlockwiseLM) -> None:
-    with pytest.raises(ValueError, match="expected heads of a kind among feed-forward, stern, medusa, got 'hydra'"):
+    with pytest.raises(
+        ValueError, match="expected heads of a kind among feed-forward, conditioned, stern, medusa, got 'hydra'"
+    ):
         new_heads(model.base, "hydra", 4)
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from latticebpd import TreeDrafter, VanillaDrafter, generate
 from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
 from lm_training.data.distill import DistillOptions, distill, load_distilled
 from lm_training.families.heads import BlockwiseObjective, train_heads
@@ -57,7 +58,7 @@ def final_states(base: PreTrainedModel, source: list[int], text: list[int]) -> t
     return output.decoder_hidden_states[-1][0], output.logits[0]
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "stern", "medusa"])
+@pytest.mark.parametrize("kind", HEAD_KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_heads_that_have_learnt_nothing_say_what_the_base_model_says(family: str, kind: str) -> None:
@@ -65,23 +66,26 @@ def test_heads_that_have_learnt_nothing_say_what_the_base_model_says(family: str
     base = tiny_base(family)
     hidden, logits = final_states(base, [4, 5, 6], [1, 9, 8])
     model = BlockwiseLM(base, new_heads(base, kind, num_heads=3))
-    torch.testing.assert_close(model.head_logits(hidden), logits[:, None].expand(-1, 2, -1))
+    found = model.head_logits(hidden, following=logits.argmax(dim=-1))
+    torch.testing.assert_close(found, logits[:, None].expand(-1, 2, -1))
     torch.testing.assert_close(model.projection(hidden), logits)
 
 
+@pytest.mark.parametrize("kind", ["feed-forward", "conditioned"])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_losses_are_those_of_the_sequences_one_by_one(family: str) -> None:
+def test_losses_are_those_of_the_sequences_one_by_one(family: str, kind: str) -> None:
     """A padded batch against the model's own forward, without padding, and labels counted by hand."""
     base, data = tiny_base(family), uneven(5)
-    model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=4))
+    model = BlockwiseLM(base, new_heads(base, kind, num_heads=4))
     torch.nn.init.normal_(model.heads.down, std=0.3)
     objective = BlockwiseObjective(model, data, data, QUICK, lambda model: [])
     sums, counts = np.zeros(4), np.zeros(4)
     for index, prompt in enumerate(data.prompt_lengths.tolist()):
         source, target = data[index][:prompt].tolist(), data[index][prompt:].tolist()
         hidden, logits = final_states(base, source, [1, *target[:-1]])
-        every = torch.cat([logits[:, None], model.head_logits(hidden)], dim=1).log_softmax(-1)
+        drafted = model.head_logits(hidden, following=torch.tensor(target))
+        every = torch.cat([logits[:, None], drafted], dim=1).log_softmax(-1)
         for head in range(4):
             for place in range(len(target) - head):
                 sums[head] -= float(every[place, head, target[place + head]])

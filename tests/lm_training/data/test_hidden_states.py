@@ -141,7 +141,8 @@ def test_training_from_states_has_the_same_losses_and_never_runs_the_base(
     logs = []
     for with_states in (False, True):
         torch.manual_seed(0)
-        model = BlockwiseLM(base, new_heads(base, "feed-forward", 4, shortlist=tokens))
+        kind = "conditioned" if shortlist else "feed-forward"
+        model = BlockwiseLM(base, new_heads(base, kind, 4, shortlist=tokens))
         learnt, measured = load_head_data([tmp_path / "t.npz"], [tmp_path / "v.npz"], 0, with_states)
         options = replace(QUICK, objective=objective)
         directory = tmp_path / str(with_states)
@@ -161,7 +162,8 @@ def test_training_from_states_has_the_same_losses_and_never_runs_the_base(
         assert first["coverage"] == second["coverage"] < 1
 
 
-def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["stern", "conditioned"])
+def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(kind: str, tmp_path: Path) -> None:
     """Against losses token by token, over the list's tokens alone."""
     base, data = tiny_model().base, texts()
     tokens = shortlist_of(data, 23, 12)
@@ -171,14 +173,15 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: P
     assert sorted(counts[tokens].tolist(), reverse=True) == sorted(counts.tolist(), reverse=True)[:12]
     assert coverage(data, tokens) == pytest.approx(counts[tokens].sum() / counts.sum())
     torch.manual_seed(0)
-    model = BlockwiseLM(base, new_heads(base, "stern", 3, shortlist=tokens))
+    model = BlockwiseLM(base, new_heads(base, kind, 3, shortlist=tokens))
     torch.nn.init.normal_(model.heads.down, std=0.2)
     losses: list[list[float]] = [[], []]
     hits, labels = np.zeros(2), np.zeros(2)
     with torch.no_grad():
         for text, prompt in data.items():
             hidden = base.model(torch.tensor([text])).last_hidden_state[0]
-            log_probs = model.head_logits(hidden).log_softmax(-1)
+            following = torch.tensor([*text[1:], 0])
+            log_probs = model.head_logits(hidden, following=following).log_softmax(-1)
             for head in range(2):
                 for place in range(prompt - 1, len(text) - 2 - head):
                     said = text[place + 2 + head]

@@ -31,6 +31,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import VanillaDrafter, generate
 from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
@@ -68,7 +69,7 @@ def untrained(kind: str = "feed-forward", seed: int = 0) -> BlockwiseLM:
     return BlockwiseLM(base, new_heads(base, kind, num_heads=5))
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "stern", "medusa"])
+@pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_heads_of_a_periodic_model_reach_the_full_block(tmp_path: Path, kind: str) -> None:
     base, data = periodic()
     torch.manual_seed(0)
@@ -86,7 +87,7 @@ def test_heads_of_a_periodic_model_reach_the_full_block(tmp_path: Path, kind: st
     assert record["serving_block_efficiency"] == 9.0
 
 
-@pytest.mark.parametrize("kind", ["feed-forward", "stern", "medusa"])
+@pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, tmp_path: Path, kind: str) -> None:
     model = untrained(kind)
     model.save_pretrained(tmp_path / "before")
