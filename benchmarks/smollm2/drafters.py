@@ -222,6 +222,7 @@ def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
         for place, row in zip(AFTER, children_after(answer, made["64 calibrated, no text"]).tolist(), strict=True)
     ]
     write_csv(branches(output), rows)
+    write_csv(output, replayed(name, texts, made))
 
 
 def replayed(name: str, texts: Sequence[trees.Answer], made: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -5,8 +5,7 @@
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
-done again. ``own-text.npz`` beside this file holds answers without their prompts, which are made again from DIR;
-`more_text.py` writes more.
+done again. ``own-text.npz`` has answers without their prompts; `more_text.py` writes more.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common import read_csv
 from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
@@ -21,6 +22,7 @@ from latticebpd.drafters.strategies import BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.ngram import NgramScorer
+from tests.helpers.drafters import LM
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,17 +182,33 @@ def test_templates_hold_expressions_of_their_values() -> None:
     assert filled("{a + b * 2} and {', '.join(t)}", {"a": 1, "b": 3, "t": ["x", "y"]}) == "7 and x, y"
 
 
-def test_children_of_right_nodes_are_counted_after_first_choices_and_after_others() -> None:
+def short_answer() -> Answer:
+    """Three lattices of three slots, whose right tokens are not all the first ones."""
     probabilities = np.array([[0.6, 0.4], [0.7, 0.3], [0.9, 0.1]], np.float32)
     tokens = np.array([[1, 4], [8, 2], [3, 6]])
     lattices = LatticeSet(
         np.tile(tokens, (3, 1, 1)), np.log(np.tile(probabilities, (3, 1, 1))),
         np.full((3, 3), -1), np.full((3, 1), -1),
     )  # fmt: skip
-    answer = Answer([9, 5, 1, 2, 3, 7], 1, lattices)
+    return Answer([9, 5, 1, 2, 3, 7], 1, lattices)
+
+
+def test_children_of_right_nodes_are_counted_after_first_choices_and_after_others() -> None:
     # After 1 come 8 and 2, the right one though not the first; after 2 only 3 is among the eight best nodes.
-    counts = drafters.children_after(answer, BestTree(NgramScorer(None), 8))
+    counts = drafters.children_after(short_answer(), BestTree(NgramScorer(None), 8))
     np.testing.assert_allclose(counts, [[2, 1.0, 1], [1, 0.9, 1]], rtol=1e-6)
+
+
+def test_a_replay_writes_calls_and_what_is_right_after_right_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system, path = "64 calibrated, no text", tmp_path / "heads.csv"
+    monkeypatch.setattr(drafters, "lattices", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr(drafters, "strategies", lambda *_: {system: BestTree(NgramScorer(None), 8)})
+    monkeypatch.setattr(trees, "answers", lambda _: [short_answer()])
+    drafters.replay(tmp_path, "heads", LM, path)
+    assert [(row["drafter"], row["system"]) for row in read_csv(path)] == [("heads", system), ("heads", "oracle")]
+    assert [row["right"] for row in read_csv(drafters.branches(path))] == ["1.0", "1.0"]
 
 
 def test_ten_questions_of_each_category_are_asked_in_the_files_order(

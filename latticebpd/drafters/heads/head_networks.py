@@ -4,10 +4,8 @@ Head 1 is the base model itself (identity: exactness never depends on training).
 normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
 
     BlockHeads   f_i(x) = x + W_i silu(U_i x), then the base model's output embedding       (Kim 2024, section 4)
-    ConditionedHeads
-                 f_i(x) = x + W_i silu(U_i x + V_i e), e the output embedding, divided by its root mean square, of the
-                 token that the base model has chosen after x: it is known before heads draft
-                                                                   (as Hydra's first head and EAGLE's drafter read it)
+    ConditionedHeads  f_i(x) = x + W_i silu(U_i x + V_i e), e for the token that the base model has chosen after x:
+                 its output embedding, divided by the root mean square   (read so by Hydra's first head, Ankner 2024)
     SternHeads   f_i(x) = x + W_i relu(U x), one hidden layer for all heads, (h - 1) times as wide;
                  then the base model's output embedding                                     (Stern 2018, section 6)
     MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
