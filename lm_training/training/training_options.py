@@ -97,6 +97,7 @@ class HeadLosses:
 
     objective: which pairs of prediction and position are scored (`lm_training.training.selection`).
     head_weights: of heads 2..h, where the base model weighs 1; 1 by default.
+    head_positions: positions of a text say much the same, so that a share of those of more texts teaches more.
     """
 
     objective: str = option(
@@ -107,10 +108,15 @@ class HeadLosses:
     head_weights: tuple[float, ...] | None = option(
         None, "Weights of heads 2, 3, ...: 1,0.8,0.6; position draws them as often.", parse=numbers
     )
+    head_positions: float = option(
+        1.0, "Share of a text's positions that position scores; 0.25 with four times the texts costs the same.",
+        above=0.0, max=1.0,
+    )  # fmt: skip
 
     @property
     def selection(self) -> Selection:
-        return OBJECTIVES[self.objective]
+        position = self.objective == "position"
+        return OneHeadPerPosition(self.head_positions) if position else OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ class HeadTraining(HeadLosses, LoopOptions):
 
 @dataclass(frozen=True)
 class BlockwiseTraining(HeadLosses, PlateauOptions):
-    """A new base model with heads.  head_positions: share of the positions at which `position` scores a head."""
+    """A new base model with heads."""
 
     steps: int = option(6000, "Updates in all; a finished run can be extended.", free=True, min=1)
     batch_size: int = option(8, "Texts per update, over all processes.", min=1)
@@ -146,10 +152,6 @@ class BlockwiseTraining(HeadLosses, PlateauOptions):
     validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(0, free=True, min=0)
     fine_tune: bool = option(True)
-
-    @property
-    def selection(self) -> Selection:
-        return OneHeadPerPosition(self.head_positions) if self.objective == "position" else super().selection
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lm_training.cli.drafter import drafter
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
 from lm_training.cli.translation import translation
+from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition
 from lm_training.training.training_options import (
     BlockwiseTraining,
     DrafterTraining,
@@ -64,6 +65,7 @@ def test_a_command_hands_the_dataclass_on() -> None:
         (HeadTraining, {"objective": "both"}, "expected --objective position, batch, joint, got 'both'"),
         (RescorerTraining, {"precision": "fp8"}, "expected --precision float32, bfloat16, got 'fp8'"),
         (BlockwiseTraining, {"head_positions": 0.0}, r"expected head_positions > 0\.0, got 0\.0"),
+        (HeadTraining, {"head_positions": 1.5}, r"expected head_positions <= 1\.0, got 1\.5"),
         (TranslationTraining, {"label_smoothing": 1.0}, r"expected label_smoothing <= 0\.99"),
         (DrafterTraining, {"windows": 0}, "expected windows >= 1, got 0"),
     ],
@@ -73,3 +75,9 @@ def test_impossible_options_are_refused_in_python_too(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**change)
+
+
+def test_heads_are_scored_at_a_share_of_the_positions() -> None:
+    assert HeadTraining().selection == OneHeadPerPosition(1.0)
+    assert HeadTraining(head_positions=0.25).selection == OneHeadPerPosition(0.25) == BlockwiseTraining().selection
+    assert HeadTraining(head_positions=0.25, objective="joint").selection is OBJECTIVES["joint"]
