@@ -41,11 +41,15 @@ def short(kind: str, base_seed: int = 0) -> tuple[BlockwiseLM, BlockwiseLM]:
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_logits_of_a_shortlist_are_those_of_its_tokens(kind: str, tmp_path: Path) -> None:
     some, every = short(kind)
-    hidden = torch.randn(3, 16, generator=torch.Generator().manual_seed(9))
+    hidden, following = torch.randn(3, 16, generator=torch.Generator().manual_seed(9)), torch.tensor([4, 0, 22])
+
+    def logits(model: BlockwiseLM, slots: int | None = None) -> torch.Tensor:
+        return model.head_logits(hidden, slots, following)
+
     for _ in range(2):  # with gradients, then with what is remembered
-        torch.testing.assert_close(some.head_logits(hidden), every.head_logits(hidden)[..., SHORTLIST])
+        torch.testing.assert_close(logits(some), logits(every)[..., SHORTLIST])
         with torch.inference_mode():
-            torch.testing.assert_close(some.head_logits(hidden, 2), every.head_logits(hidden, 2)[..., SHORTLIST])
+            torch.testing.assert_close(logits(some, 2), logits(every, 2)[..., SHORTLIST])
     some.save_pretrained(tmp_path, dtype=torch.float16)
     again = BlockwiseLM.from_pretrained(tmp_path)
     assert again.shortlist is not None
@@ -53,7 +57,7 @@ def test_logits_of_a_shortlist_are_those_of_its_tokens(kind: str, tmp_path: Path
     assert (
         load_file(tmp_path / "heads.safetensors")["shortlist"].dtype == torch.int64
     )  # 20 would survive half precision, 20,001 not
-    torch.testing.assert_close(again.head_logits(hidden), some.head_logits(hidden), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(logits(again), logits(some), atol=2e-2, rtol=2e-2)
 
 
 def test_projection_follows_weights_that_are_changed_in_place() -> None:
