@@ -194,7 +194,8 @@ def describe_arcs(
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     following = _ids(path, np.int64)
-    expect(following.min(initial=0) >= 0, "a path of token ids", following.min(initial=0))
+    lowest = following.min(initial=0)
+    expect(lowest >= 0, "a path of token ids", lowest)
     return _core.describe(lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 

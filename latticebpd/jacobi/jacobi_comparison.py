@@ -139,7 +139,7 @@ class ModelFlops:
         heads = first_number(config, "decoder_attention_heads", "num_attention_heads") or 0
         width = heads * (first_number(config, "head_dim", "d_kv") or config.hidden_size // heads)
         layers = first_number(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers") or 0
-        encoder_layers = (both and first_number(config, "encoder_layers", "num_hidden_layers")) or 0
+        encoder_layers = (first_number(config, "encoder_layers", "num_hidden_layers") or 0) if both else 0
         output = model.get_output_embeddings()
         return cls(
             encoder_weights=sum(encoder.values()),

@@ -143,7 +143,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         """
         count, known = np.zeros(self.model.num_heads), np.zeros(self.model.num_heads)
         loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
-        every, lengths = np.ones(len(count), bool), self.validation.texts.lengths - self.validation.texts.prompt_lengths
+        every, lengths = np.ones(len(count), bool), self.validation.texts.answer_lengths
         short = self.model.head_projection
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])

@@ -123,13 +123,14 @@ class HeadSampler:
         rows = [texts[chosen[slot]] for slot in mine]
         length = max(map(len, rows), default=0)
         pairs: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(self.predictions)]
-        begin = 0
+        begin, following = 0, list[np.ndarray]()
         for number, (slot, row) in enumerate(zip(mine, rows, strict=True)):
             row_rng, step_rng = np.random.default_rng([*seed, slot + 1]), np.random.default_rng([*seed, 0])
             weights = selection.weights(self._labelled(chosen[slot]), importance, row_rng, step_rng)
             first = int(texts.prompt_lengths[chosen[slot]]) - 1  # position of the first stored state
             offset = number * length if self.states is None else begin - first
             begin += len(row) - 1 - first
+            following.append(row[first + 1 :].astype(np.int64))
             for prediction, kept in enumerate(weights):
                 positions = np.flatnonzero(kept)
                 tokens = row[positions + prediction + 1].astype(np.int64)
@@ -143,9 +144,8 @@ class HeadSampler:
             labels.append(Labels(*(torch.from_numpy(array).to(self.device) for array in arrays)))
         if self.states is not None:
             states = [self.states.of_text(chosen[slot]) for slot in mine]
-            following = [row[int(texts.prompt_lengths[chosen[slot]]) :] for slot, row in zip(mine, rows, strict=True)]
-            after = torch.from_numpy(np.concatenate(following).astype(np.int64))
-            return HeadBatch(labels, after.to(self.device), states=torch.cat(states).to(self.device))
+            after = torch.from_numpy(np.concatenate(following)).to(self.device)
+            return HeadBatch(labels, after, states=torch.cat(states).to(self.device))
         read = [padded(rows, 0)[0]]
         if self.read.sources is not None:
             read += padded([self.read.sources[chosen[slot]] for slot in mine], self.fill)

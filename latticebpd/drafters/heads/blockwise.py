@@ -236,7 +236,7 @@ def new_heads(
         medusa.output.data.copy_(weight.detach() * output.scale)
         heads: Heads = medusa
     else:
-        heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)  # type: ignore[call-arg]
+        heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)
     heads.shortlist = tokens
     return heads.to(base.device, base.dtype)
 
@@ -272,7 +272,7 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
         wanted = f"heads of a kind among {', '.join(HEAD_KINDS)}"
         expect(kind in HEAD_KINDS, wanted, repr(kind), "update latticebpd", of=directory)
         with torch.device("meta"):
-            names = HEAD_KINDS[kind](1, 2, 1).settings()  # type: ignore[call-arg]
+            names = HEAD_KINDS[kind](1, 2, 1).settings()
             for name in (*names, "vocab_size"):
                 fits = type(config[name]) is int and config[name] >= 1
                 expect(fits, f"{name} in {HEADS_CONFIG} to be a number >= 1", repr(config[name]), of=directory)

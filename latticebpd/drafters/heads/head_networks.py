@@ -181,6 +181,4 @@ class MedusaHeads(Heads):
         return output.biased(torch.einsum("...id,ivd->...iv", self(inputs, slots), self.output[:slots]))
 
 
-HEAD_KINDS: dict[str, type[Heads]] = {
-    kind.kind: kind for kind in (BlockHeads, ConditionedHeads, SternHeads, MedusaHeads)
-}
+HEAD_KINDS = {kind.kind: kind for kind in (BlockHeads, ConditionedHeads, SternHeads, MedusaHeads)}
