@@ -82,6 +82,13 @@ class Projection:
         """The bias added to logits, ``[..., vocab]``, computed elsewhere."""
         return logits if self.bias is None else logits + self.bias
 
+    def of_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """``[..., n, hidden]`` -> ``[..., n, k]``: logits of ``[..., k]`` tokens alone."""
+        weight: Any = self.embedding.weight
+        logits = (hidden.to(weight.dtype) * self.scale) @ weight[tokens].mT
+        biases = (getattr(self.embedding, "bias", None), self.bias)
+        return logits + sum(bias[tokens][..., None, :] for bias in biases if bias is not None)
+
     def over(self, tokens: Tensor | slice, linear: Linear | None = None) -> Projection:
         """The projection onto some tokens, ``[n]`` ids: logits are ``[..., n]``, in their order.
 

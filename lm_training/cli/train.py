@@ -99,6 +99,9 @@ def heads(
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
+    transitions: int | None = typer.Option(
+        None, min=1, help="Add transitions of this width: they score a token after the one drafted before it."
+    ),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
     base_dtype: str = shared.BASE_DTYPE,
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
@@ -112,6 +115,8 @@ def heads(
     texts are stored (`distill --hidden`, `train hidden`), the frozen base model is not run.
 
     Example: [bold]latticebpd train heads distilled --validation distilled-held-out --model model -o with-heads[/bold]
+    Example: [bold]latticebpd train heads distilled --validation distilled-held-out --model with-heads -o tied
+        --warm-start --freeze-heads --transitions 256[/bold]
     """
     quiet_transformers()
     import torch
@@ -147,6 +152,8 @@ def heads(
     files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
     shape = (kind, num_heads, intermediate_size, num_layers, tokens)
     blockwise = warm or BlockwiseLM(base, new_heads(base, *shape).float())
+    if transitions is not None:
+        blockwise.heads.add_transitions(transitions)
     if tokenizer is not None or vocabulary.exists():
         blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
     with training_run(output, options, device, files) as process:

@@ -1,7 +1,8 @@
 """Training blockwise language models: heads for an existing base model, or a small model with heads (Stern 2018).
 
 The loss of a step is the sum over predictions of ``c_p L_p`` (`lm_training.training.selection`), ``L_p`` being the mean
-cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.training.labels`).
+cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.training.labels`).  Transitions add
+``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all that heads know.
 
 A frozen base model keeps its output and its files, to the byte, and may be in half precision while its heads learn in
 float32. A fine-tuned one loses some quality for more accurate heads.
@@ -44,6 +45,30 @@ TOP = (1, 4, 16)
 """Accuracy is the share of labels among so many best tokens."""
 
 
+class _Tally:
+    """Nats and ranks of labels, by prediction."""
+
+    def __init__(self, predictions: int) -> None:
+        self.loss, self.known, self.hits = (
+            np.zeros(predictions),
+            np.zeros(predictions),
+            np.zeros((len(TOP), predictions)),
+        )
+
+    def add(self, prediction: int, logits: Tensor, labels: Labels) -> None:
+        values = logits.float()
+        self.loss[prediction] += float(F.cross_entropy(values, labels.tokens, reduction="sum"))
+        rank = (values > values.gather(1, labels.tokens[:, None])).sum(dim=1)
+        self.hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
+        self.known[prediction] += len(labels.tokens)
+
+    def record(self, name: str, first: int, counts: np.ndarray) -> dict[str, Any]:
+        """From the prediction ``first`` on; counts: ``[predictions]`` labels, with those that heads do not know."""
+        mean, shares = self.loss[first:] / self.known[first:], self.hits[:, first:] / counts[first:]
+        accuracy = {f"top-{top}": rounded(row) for top, row in zip(TOP, shares, strict=True)}
+        return {f"{name}_losses": rounded(mean), f"{name}_accuracy": accuracy}
+
+
 def block_efficiency(model: Model, drafter: Drafter, prompts: Texts, count: int, max_new_tokens: int) -> float:
     """Of decoding the first so many prompts together, over all of them."""
     ids, mask = map(torch.from_numpy, padded([prompts[index] for index in range(min(count, len(prompts)))], 0))
@@ -78,6 +103,10 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
         if self.distilled and not self.frozen:
             raise ValueError("expected a frozen base model with --labels model, got --fine-tune; leave one out")
+        self.transitions = model.heads.transitions
+        self.heads_frozen = isinstance(options, HeadTraining) and options.freeze_heads
+        if self.heads_frozen and self.transitions is None:
+            raise ValueError("expected transitions to train with --freeze-heads, got none; add --transitions")
         self.weights = np.array([0.0 if self.frozen else 1.0, *weights])
         self.coefficients = options.selection.coefficients(self.weights)
         self.tokens_per_step = round(options.batch_size * len(data.texts.tokens) / len(data.texts))
@@ -108,14 +137,38 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         rows = read[prediction > 0][positions]
         return heads.project(head, heads.alone(head, rows), short) if prediction else self.model.projection(rows)
 
+    def transition_logits(
+        self, prediction: int, read: tuple[Tensor, Tensor], batch: HeadBatch, short: Projection
+    ) -> Tensor:
+        """``[n, tokens]`` of a head's labels, after the tokens before them."""
+        assert self.transitions is not None
+        positions = batch.labels[prediction].positions
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.heads_frozen):
+            states = self.model.heads.alone(prediction - 1, read[1][positions])
+        before = batch.following[positions + prediction - 1]  # a text's positions are consecutive rows
+        return short(self.transitions.alone(0, self.model.with_tokens(states, before)))
+
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
-        """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``; all in nats."""
+        """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``, but for frozen ones;
+        ``transition_losses``: ``[heads - 2]``, where there are transitions; all in nats."""
         read, taught = self.read(batch), range(int(self.frozen), self.model.num_heads)
         short = self.model.head_projection  # the shortlist's rows are gathered once
-        losses = torch.stack([self._loss(each, read, batch.labels[each], short) for each in taught])
-        coefficients = torch.as_tensor(self.coefficients[taught.start :], dtype=losses.dtype, device=losses.device)
-        base = {} if self.frozen else {"base_loss": losses[0]}
-        return {"loss": losses @ coefficients, **base, "head_losses": losses[len(base) :]}
+        parts: dict[str, Tensor] = {}
+        total = read[0].new_zeros(())
+        if not self.heads_frozen:
+            losses = torch.stack([self._loss(each, read, batch.labels[each], short) for each in taught])
+            total = total + losses @ self._coefficients(taught.start, losses)
+            parts = ({} if self.frozen else {"base_loss": losses[0]}) | {"head_losses": losses[int(not self.frozen) :]}
+        if self.transitions is not None:
+            losses = torch.stack(
+                [self._transition_loss(each, read, batch, short) for each in taught[2 - taught.start :]]
+            )
+            total = total + losses @ self._coefficients(2, losses)
+            parts["transition_losses"] = losses
+        return {"loss": total, **parts}
+
+    def _coefficients(self, first: int, like: Tensor) -> Tensor:
+        return torch.as_tensor(self.coefficients[first:], dtype=like.dtype, device=like.device)
 
     def _loss(self, prediction: int, read: tuple[Tensor, Tensor], labels: Labels, short: Projection) -> Tensor:
         logits = self.logits(prediction, read, labels.positions, short).float()
@@ -124,6 +177,12 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             with torch.no_grad():  # a text's states are consecutive rows
                 targets = short(read[0][labels.positions + prediction]).float().softmax(dim=-1)
         return (F.cross_entropy(logits, targets, reduction="none") * labels.weights).sum()
+
+    def _transition_loss(
+        self, prediction: int, read: tuple[Tensor, Tensor], batch: HeadBatch, short: Projection
+    ) -> Tensor:
+        logits, labels = self.transition_logits(prediction, read, batch, short).float(), batch.labels[prediction]
+        return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
 
     def train(self, mode: bool = True) -> BlockwiseObjective:
         """A frozen base model stays in evaluation mode, without dropout."""
@@ -141,32 +200,31 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
 
         A label that is not on the heads' shortlist is in no loss and counts as missed.
         """
-        count, known = np.zeros(self.model.num_heads), np.zeros(self.model.num_heads)
-        loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
-        every, lengths = np.ones(len(count), bool), self.validation.texts.answer_lengths
+        counts, own = np.zeros(self.model.num_heads), _Tally(self.model.num_heads)
+        after = _Tally(self.model.num_heads)
+        every, lengths = np.ones(len(counts), bool), self.validation.texts.answer_lengths
         short = self.model.head_projection
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])
             read = self.read(batch)
+            counts += np.maximum(lengths[index] - np.arange(len(counts)), 0)
             for prediction, labels in enumerate(batch.labels):
-                logits = self.logits(prediction, read, labels.positions, short).float()
-                loss[prediction] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
-                rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
-                hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
-                known[prediction] += len(labels.tokens)
-                count[prediction] += max(0, int(lengths[index]) - prediction)
-        if not known.all():
+                own.add(prediction, self.logits(prediction, read, labels.positions, short), labels)
+                if prediction > 1 and self.transitions is not None:
+                    after.add(prediction, self.transition_logits(prediction, read, batch, short), labels)
+        if not own.known.all():
             return {}
-        mean = loss / known
+        mean = own.loss / own.known
         record: dict[str, Any] = {
             "loss": round(float(mean[1:] @ (self.weights[1:] / self.weights[1:].sum())), 4),
             "base_loss": round(float(mean[0]), 4),
             "base_perplexity": round(math.exp(min(mean[0], 700.0)), 2),
-            "head_losses": rounded(mean[1:]),
-            "head_accuracy": {f"top-{top}": rounded(row[1:] / count[1:]) for top, row in zip(TOP, hits, strict=True)},
+            **own.record("head", 1, counts),
         }
         if self.model.shortlist is not None:
-            record["coverage"] = round(float(known[1:].sum() / count[1:].sum()), 4)
+            record["coverage"] = round(float(own.known[1:].sum() / counts[1:].sum()), 4)
+        if self.transitions is not None:
+            record |= after.record("transition", 2, counts)
         if self.options.serving_prompts:
             prompts = self.validation.read.sources or self.validation.texts.prompts()
             drafter, decoded = VanillaDrafter(self.model), self.options.serving_prompts
@@ -229,7 +287,9 @@ def train_heads(
         ValueError: data that do not fit the model, hidden states of another model, or another run in ``directory``.
     """
     process, data, validation = process or Process(), HeadData.of(data), HeadData.of(validation)
-    model.heads.requires_grad_(True)
+    model.heads.requires_grad_(not options.freeze_heads)
+    if model.heads.transitions is not None:
+        model.heads.transitions.requires_grad_(True)
     if not options.fine_tune:
         model.base.requires_grad_(False)
     elif not any(parameter.requires_grad for parameter in model.base.parameters()):
@@ -241,7 +301,8 @@ def train_heads(
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
-        groups: list[dict[str, Any]] = [{"params": list(model.heads.parameters()), "lr": options.learning_rate}]
+        heads = [parameter for parameter in model.heads.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": heads, "lr": options.learning_rate}]
         if options.fine_tune:
             # Some weights are constants, such as Marian's sinusoidal positions.
             taught = [parameter for parameter in model.base.parameters() if parameter.requires_grad]
@@ -250,13 +311,17 @@ def train_heads(
 
     identity = {
         "base": base,
-        "heads": {"kind": model.heads.kind, **model.heads.settings()},
+        "heads": {"kind": model.heads.kind, **model.heads.settings(), **_transition_size(model.heads)},
         "warm_start": _trained_hash(model.heads),
         "shortlist": fingerprint(model.shortlist),
     }
     objective = BlockwiseObjective(model, data, validation, options, make_optimizers)
     Trainer(objective, Path(directory), options, process, identity).run()
     return model
+
+
+def _transition_size(heads: Heads) -> dict[str, int]:
+    return {} if heads.transitions is None else {"transition_size": heads.transitions.intermediate_size}
 
 
 @torch.no_grad()

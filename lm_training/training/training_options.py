@@ -125,6 +125,7 @@ class HeadTraining(HeadLosses, LoopOptions):
 
     labels: with ``model`` a head learns the base model's distribution over the tokens that it knows, at the position
         whose next token it predicts (distillation by forward KL). The base model must be frozen.
+    freeze_heads: heads stay as they are, and only their transitions learn.
     """
 
     labels: str = option(
@@ -134,6 +135,9 @@ class HeadTraining(HeadLosses, LoopOptions):
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")
     base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
+    freeze_heads: bool = option(
+        False, "With --warm-start --transitions: train the transitions alone.", flag="--freeze-heads/--train-heads"
+    )
     fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
     validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)

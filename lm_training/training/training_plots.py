@@ -1,7 +1,8 @@
 """A training run's log as a table and as a drawing.
 
 ``training-log.jsonl`` has one record per update; measured ones have ``validation``. Dotted names are nested:
-``validation.head_accuracy.top-1.2`` is head 2's. Heads count from 2, slots from 1, other lists from 0.
+``validation.head_accuracy.top-1.2`` is head 2's. Heads count from 2, transitions from head 3, slots
+from 1, other lists from 0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lm_training.training.training_loop import LOG
 
 CSV, PNG = "training.csv", "training.png"
 Values = dict[str, float]
-FIRST = {"head": 2, "slot": 1}
+FIRST = {"head": 2, "transition": 3, "slot": 1}
 """The first number in predictors' ``_losses`` and ``_accuracy``."""
 UNITS = {
     "validation.perplexity": "perplexity per token",
@@ -110,7 +111,7 @@ def _flat(record: dict[str, Any], start: str = "") -> Iterator[tuple[str, float]
     for key, value in record.items():
         name = f"{start}{key}"
         if isinstance(value, list):
-            kind = re.search("(head|slot)_(losses|accuracy)", name)
+            kind = re.search("(head|transition|slot)_(losses|accuracy)", name)
             value = {str(number): item for number, item in enumerate(value, FIRST[kind[1]] if kind else 0)}
         if isinstance(value, dict):
             yield from _flat(value, f"{name}." if name else "")

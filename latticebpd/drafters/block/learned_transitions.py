@@ -1,25 +1,18 @@
 """Lattices whose neighbouring slots are scored by a trained network: DFlash 2's selector, LiLiCorr's reranker.
 
 Both score a few *candidates*, each slot's best tokens: ``start[j]`` of the first slot's, ``pairs[s, i, j]`` of
-candidate j of slot s + 1 after candidate i of slot s. Softmax over j makes a chain of them, p(j | i), and the lattice
-of that chain has, with m_s the drafter's probability of the candidates of slot s together,
-
-    log_probs[0, j]           = log m_0 + log p(j)
-    log_probs[s + 1, j]       = log m_(s + 1) + log sum_i w_i p(j | i)     w: the same sum of slot s
-    transitions[s, i, j]      = log m_(s + 1) + log p(j | i) - log_probs[s + 1, j]
-
-so that a path's log_probs and transitions add up to its log-probability in the chain, and the mass of a slot's arcs is
-that of the drafter. Greedy walks (``chain``), beams and exact searches all read these arrays.
+candidate j of slot s + 1 after candidate i of slot s, and their lattices are those of that chain
+(`latticebpd.lattices.chains`). Greedy walks (``chain``), beams and exact searches all read these arrays.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from latticebpd.drafters.block.block_network import BlockDrafter
+from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 
 
@@ -66,14 +59,8 @@ def step_scores(
 
 def chain_lattices(candidates: Candidates, start: Tensor, pairs: Tensor) -> list[SausageLattice]:
     """One lattice for each row, of the chain that the scores describe; arcs in the candidates' order."""
-    masses = candidates.log_probs.logsumexp(dim=-1, keepdim=True)
-    given = pairs.log_softmax(dim=-1)
-    marginals = [start.log_softmax(dim=-1)]
-    for step in given.unbind(dim=1):
-        marginals.append((marginals[-1][..., None] + step).logsumexp(dim=1))
-    arcs = torch.stack(marginals, dim=1)
-    arrays = [each.cpu().numpy() for each in (candidates.tokens, arcs + masses, given - arcs[:, 1:, None])]
-    return [SausageLattice(*(array[row] for array in arrays)) for row in range(len(arcs))]
+    tokens, *scores = (each.cpu().numpy() for each in (candidates.tokens, candidates.log_probs, start, pairs))
+    return list(map(SausageLattice, tokens, *chain_weights(*scores)))
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ A *blockwise language model* is a stock causal LM or encoder-decoder of ``transf
 On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
 and two more files: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
 Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
-of the tokens alone (the others are never drafted), and the file holds a hash of the base model that they were trained
-on.
+of the tokens alone (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
+a hash of the base model that they were trained on.
 """
 
 from __future__ import annotations
@@ -125,10 +125,24 @@ class BlockwiseLM(nn.Module):
             return hidden
         if following is None:
             raise ValueError("expected the tokens after hidden states, which these heads read, got none")
+        return self.with_tokens(hidden, following)
+
+    def with_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """``[..., 2 hidden]``: states, and the normalised embeddings of ``[...]`` tokens."""
         weight: Any = self.projection.embedding.weight
-        embeddings = weight[following.to(weight.device)].to(hidden)
-        tokens = F.rms_norm(embeddings, (self.heads.hidden_size,), eps=TOKEN_EPSILON)
-        return torch.cat([hidden, tokens], dim=-1)
+        embeddings = weight[tokens.to(weight.device)].to(hidden)
+        return torch.cat([hidden, F.rms_norm(embeddings, (self.heads.hidden_size,), eps=TOKEN_EPSILON)], dim=-1)
+
+    def pair_scores(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """``[..., slots - 1, k, k]`` logits by the heads' transitions, of each of a slot's tokens after each of those
+        of the slot before.
+
+        states: ``[..., slots, hidden]`` of the heads. tokens: ``[..., slots, k]`` ids of the vocabulary.
+        """
+        assert self.heads.transitions is not None
+        before, after = tokens[..., :-1, :], tokens[..., 1:, :]
+        read = self.with_tokens(states[..., 1:, None, :].expand(*before.shape, -1), before)
+        return self.projection.of_tokens(self.heads.transitions(read)[..., 0, :], after)
 
     def save_pretrained(
         self,
@@ -178,6 +192,7 @@ class BlockwiseLM(nn.Module):
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "vocab_size": self.vocab_size,
             "shortlist": None if self.heads.shortlist is None else len(self.heads.shortlist),
+            **({"transition_size": ties.intermediate_size} if (ties := self.heads.transitions) is not None else {}),
             "base_fingerprint": stored_fingerprint(directory),
         }
         write_json(directory / HEADS_CONFIG, record, indent=2)
@@ -282,6 +297,11 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
             sizes = {name: config[name] for name in names}
             heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
             heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)
+            if width := config.get("transition_size"):
+                fits = type(width) is int and width >= 1
+                wanted = f"transition_size in {HEADS_CONFIG} to be a number >= 1 or null"
+                expect(fits, wanted, repr(width), of=directory)
+                heads.add_transitions(width)
         weights = load_file(directory / HEADS_WEIGHTS)
     except FileNotFoundError as error:
         raise ValueError(

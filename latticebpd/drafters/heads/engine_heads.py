@@ -15,6 +15,7 @@ from latticebpd.cpu import _kernels
 from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
+from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
 from latticebpd.target.engine_target import EngineTarget
@@ -23,6 +24,7 @@ HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
 FORMAT_VERSION = 3
 INPUTS = {"feed-forward": 1, "conditioned": 2}
 """Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too."""
+TRANSITIONS = ("transitions.up", "transitions.down")
 TOKEN_EPSILON = 1e-6
 """Added to the mean square of an embedding, which may be padding's, all zeros."""
 
@@ -41,6 +43,7 @@ class EngineHeads:
         config = json.loads((folder / HEADS_CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / HEADS_WEIGHTS)
         up, down, tokens = weights["up"], weights["down"], weights.get("shortlist")
+        ties = [weights[name] for name in TRANSITIONS if name in weights]
         sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
         every = np.arange(target.vocab_size) if tokens is None else tokens
         inputs = INPUTS[config["kind"]] * sizes[0]
@@ -51,7 +54,9 @@ class EngineHeads:
             (config["vocab_size"], sizes[0]) == (target.vocab_size, target.hidden_size),
             config.get("model_type", target.weights.architecture) == target.weights.architecture,
             count >= 1 and up.shape == (count, inputs, sizes[1]) and down.shape == (count, *sizes[::-1]),
-            up.dtype.kind == down.dtype.kind == "f" and weights.keys() <= {"up", "down", "shortlist"},
+            all(each.dtype.kind == "f" for each in (up, down, *ties)),
+            weights.keys() <= {"up", "down", "shortlist", *TRANSITIONS},
+            [each.shape for each in ties] == _transition_shapes(sizes[0], config.get("transition_size")),
             config.get("shortlist") == (None if tokens is None else len(tokens)),
             every.ndim == 1 and len(every) and every.dtype == np.int64 and (every[1:] > every[:-1]).all(),
             every[0] >= 0 and every[-1] < target.vocab_size,
@@ -59,7 +64,8 @@ class EngineHeads:
         if not all(fits):
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
-        self._embeddings = target.weights.output_embeddings if inputs > sizes[0] else None
+        self._embeddings, self._reads_token = target.weights.output_embeddings, inputs > sizes[0]
+        self._transitions = Int8HeadKernels(*ties) if ties else None
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
@@ -68,15 +74,39 @@ class EngineHeads:
     def lattices(self, hidden: np.ndarray, last: list[int], slots: int, k: int) -> list[SausageLattice]:
         """After ``[rows, hidden]`` states and the tokens that they predicted, of the first ``slots`` heads and their
         ``k`` best tokens, all if there are fewer."""
-        if self._embeddings is not None:
-            tokens = self._embeddings(np.asarray(last))
-            tokens = tokens / np.sqrt(np.square(tokens).mean(axis=1, keepdims=True) + TOKEN_EPSILON)
-            hidden = np.concatenate([hidden, tokens], axis=1)
+        if self._reads_token:
+            hidden = np.concatenate([hidden, _normalised(self._embeddings(np.asarray(last)))], axis=1)
         best, log_probs = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
             return list(map(SausageLattice, tokens, log_probs))  # which says what is wrong
-        return list(map(SausageLattice.trusted, tokens, log_probs))
+        if self._transitions is None or min(slots, k) < 2:
+            return list(map(SausageLattice.trusted, tokens, log_probs))
+        pairs = self._pair_scores(self._transitions, self._heads.states(hidden, slots), tokens)
+        return list(map(SausageLattice.trusted, tokens, *chain_weights(log_probs, log_probs[:, 0], pairs)))
+
+    def _pair_scores(self, transitions: Int8HeadKernels, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """``[rows, slots - 1, k, k]``, as of ``BlockwiseLM.pair_scores``."""
+        embeddings = self._embeddings(tokens.ravel()).reshape(*tokens.shape, -1)
+        before = _normalised(embeddings[:, :-1])
+        read = np.concatenate([np.broadcast_to(states[:, 1:, None], before.shape), before], axis=-1)
+        reached = transitions.states(read.reshape(-1, read.shape[-1]), 1).reshape(before.shape)
+        scores: np.ndarray = reached @ embeddings[:, 1:].swapaxes(-1, -2)
+        return scores
+
+    @property
+    def has_transitions(self) -> bool:
+        return self._transitions is not None
+
+
+def _normalised(embeddings: np.ndarray) -> np.ndarray:
+    """``[..., hidden]``, each over its root mean square."""
+    scaled: np.ndarray = embeddings / np.sqrt(np.square(embeddings).mean(axis=-1, keepdims=True) + TOKEN_EPSILON)
+    return scaled
+
+
+def _transition_shapes(hidden: int, width: int | None) -> list[tuple[int, ...]]:
+    return [(1, 2 * hidden, width), (1, width, hidden)] if width else []
 
 
 class EngineHeadLattices(HeadSource):
@@ -88,6 +118,7 @@ class EngineHeadLattices(HeadSource):
         super().__init__(heads, k, slots)
         self.stock, self.num_tokens = stock, heads.num_tokens
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
+        self.has_transitions = heads.has_transitions and k > 1
 
     def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
         return self.heads.lattices(np.stack(list(map(as_numpy, hidden))), last, min(slots, self.num_slots), self.k)

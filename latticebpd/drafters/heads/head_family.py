@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
 from latticebpd.drafters.top_k import lattices_from_logits
+from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -44,12 +47,26 @@ class HeadLattices(HeadSource):
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
         self._shortlist = getattr(model, "shortlist", None)
         self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
+        self.has_transitions = model.heads.transitions is not None and k > 1
 
     @torch.inference_mode()
     def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
         states = torch.stack(list(map(as_tensor, hidden)))
-        logits = self.heads.head_logits(states, slots, torch.tensor(last, device=states.device))
-        return lattices_from_logits(logits, self.k, self._shortlist)
+        return self._lattices(states, torch.tensor(last, device=states.device), slots)[0]
+
+    def _lattices(self, hidden: Tensor, following: Tensor, slots: int | None) -> tuple[list[SausageLattice], Tensor]:
+        """Those of ``[n, hidden]`` states and the tokens after them, and the logits ``[n, slots, tokens]``."""
+        inputs, output = self.heads.head_inputs(hidden, following), self.heads.head_projection
+        if not self.has_transitions:
+            logits = self.heads.heads.logits(inputs, output, slots)
+            return lattices_from_logits(logits, self.k, self._shortlist), logits
+        states = self.heads.heads(inputs, slots)
+        logits = output(states)
+        drawn = lattices_from_logits(logits, self.k, self._shortlist)
+        tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
+        pairs = self.heads.pair_scores(states, torch.from_numpy(tokens).to(states.device).long())
+        weights = chain_weights(log_probs, log_probs[:, 0], pairs.float().cpu().numpy())
+        return list(map(SausageLattice, tokens, *weights)), logits
 
     @property
     def weights(self) -> str:
@@ -66,6 +83,5 @@ class HeadLattices(HeadSource):
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
             rows = slice(begin, begin + step)
-            logits = self.heads.head_logits(hidden[rows], self.slots, following[rows])
-            drawn = lattices_from_logits(logits, self.k, self._shortlist)
+            drawn, logits = self._lattices(hidden[rows], following[rows], self.slots)
             yield drawn, torch.cat([own[rows], entropy(logits)], dim=1)

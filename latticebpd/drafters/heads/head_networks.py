@@ -11,6 +11,10 @@ normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
     MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
 
 Every kind begins as a copy of head 1.  A new kind is one class: four members and a line in `HEAD_KINDS`.
+
+Heads whose states the output embedding reads may have *transitions*: one more conditioned head, shared by all slots.
+It reads a slot's state and the token that the slot before has drafted, as Hydra's later heads do, and says what follows
+that token; without it a slot does not know what was drafted before it.
 """
 
 from __future__ import annotations
@@ -41,12 +45,22 @@ class Heads(nn.Module):
     """Whether inputs are states and, next to them, normalised embeddings of the tokens chosen after them."""
     shortlist: Tensor | None
     """``[n]`` int64 ids, ascending: the tokens that the heads know, and the order of their logits; None: all tokens."""
+    transitions: ConditionedHeads | None
+    """What ties neighbouring slots; its one head reads states of slots, and tokens of the slots before."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         expect(num_heads >= 2, "num_heads >= 2 (head 1 is the base model)", num_heads)
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.register_buffer("shortlist", None)
+        self.transitions = None
+
+    def add_transitions(self, width: int) -> None:
+        """Transitions that change no state yet; ValueError for heads that have some, or a vocabulary projection of
+        their own."""
+        wanted = "heads without transitions, of a kind that uses the model's output embedding"
+        expect(self.transitions is None and self.kind != MedusaHeads.kind, wanted, f"{self.kind} heads")
+        self.transitions = ConditionedHeads(self.hidden_size, 2, width)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,6 +135,8 @@ class BlockHeads(Heads):
         """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
         if self.up.numel() and is_plain(self.up):
             self.weights = PackedWeights()
+        if self.transitions is not None:
+            self.transitions.use_int8()
 
 
 class ConditionedHeads(BlockHeads):

@@ -54,7 +54,11 @@ def change_json(path: Path, **fields: Any) -> None:
 
 
 def made(
-    folder: Path, model: PreTrainedModel, shortlist: list[int] | None = None, kind: type[BlockHeads] = BlockHeads
+    folder: Path,
+    model: PreTrainedModel,
+    shortlist: list[int] | None = None,
+    kind: type[BlockHeads] = BlockHeads,
+    transitions: int = 0,
 ) -> Path:
     """A model's folder with its GGUF file, heads, language model and a tokenizer with a chat template."""
     model.generation_config = GenerationConfig.from_model_config(model.config)
@@ -62,6 +66,9 @@ def made(
     torch.manual_seed(1)
     torch.nn.init.normal_(heads.down, std=0.1)
     heads.shortlist = None if shortlist is None else torch.tensor(shortlist)
+    if transitions:
+        heads.add_transitions(transitions)
+        torch.nn.init.normal_(heads.transitions.down, std=0.1)  # type: ignore[union-attr]
     model.save_pretrained(folder)
     BlockwiseLM(model, heads).save_heads(folder)
     change_json(folder / "heads.json", base_fingerprint=None)
@@ -74,9 +81,9 @@ def made(
     return folder
 
 
-@pytest.fixture(scope="module", params=[BlockHeads, ConditionedHeads])
+@pytest.fixture(scope="module", params=[(BlockHeads, 0), (ConditionedHeads, 0), (ConditionedHeads, 16)])
 def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119], request.param)
+    return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119], *request.param)
 
 
 def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch) -> Loaded:
@@ -124,7 +131,14 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
         given: Any = [State(row, [1, 2], 1, hidden[row], depth) for row, depth in enumerate(depths)]  # type: ignore[arg-type]
         own = source.with_shape(k, slots).lattices(given)
         assert [each.slots for each in own] == [min(depth, slots or 4) for depth in depths]
-        assert own == HeadLattices(source.target, k, slots).lattices(given)
+        for ours, theirs in zip(own, HeadLattices(source.target, k, slots).lattices(given), strict=True):
+            assert theirs is not None
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            if ours.transitions is None or theirs.transitions is None:
+                assert ours == theirs
+            else:  # sums in another order
+                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-3)
+                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=1e-3)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
         source.lattices([State(0, [1, 2], 1, None, 3)])
     text = PROMPTS[30 % 24]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import BlockHeads, BlockwiseLM, State
+from latticebpd import BlockHeads, BlockwiseLM, LatticeDrafter, State, generate
+from latticebpd.drafters import strategy_named
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
+from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.target.checkpoints import load_base
 from lm_training.data.corpus import train_tokenizer
 from tests.helpers.blockwise_models import tiny_model
@@ -100,7 +103,78 @@ def test_conditioned_heads_read_the_token_that_was_chosen(model: BlockwiseLM) ->
         own.head_logits(hidden)
 
 
-def test_lattices_of_texts_are_those_of_decodes(heads: Heads, model: BlockwiseLM) -> None:
+def tied(model: BlockwiseLM, kind: str = "conditioned") -> BlockwiseLM:
+    """Heads with transitions of random weights, over a shortlist."""
+    heads = new_heads(model.base, kind, num_heads=4, intermediate_size=3, shortlist=np.arange(1, 23, 2))
+    heads.add_transitions(5)
+    return BlockwiseLM(model.base, randomised(heads))
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "conditioned", "stern"])
+def test_transitions_weigh_tokens_by_the_token_drafted_before(model: BlockwiseLM, kind: str) -> None:
+    """Against the formula, path by path; marginals and masses are the heads'."""
+    own, output = tied(model, kind), model.base.get_output_embeddings().weight
+    hidden, following, slots, k = torch.randn(16), torch.tensor(7), 3, 4
+    (lattice,) = HeadLattices(own, k).lattices([State(0, [1, 7], 1, hidden, slots)])
+    assert lattice is not None
+    with torch.no_grad():
+        inputs = own.head_inputs(hidden, following)
+        states, first = own.heads(inputs), own.head_logits(hidden, following=following).log_softmax(-1)
+        assert own.heads.transitions is not None
+        up, down = (own.heads.transitions.state_dict()[name][0] for name in ("up", "down"))
+        for path in itertools.product(range(k), repeat=slots):
+            tokens = lattice.tokens[range(slots), path].tolist()
+            wanted = float(first[0, tokens[0] // 2])
+            for slot in range(1, slots):
+                token = output[tokens[slot - 1]]
+                token = token / (token.square().mean() + 1e-6).sqrt()
+                state = states[slot] + torch.nn.functional.silu(states[slot] @ up[:16] + token @ up[16:]) @ down
+                scores = (output[lattice.tokens[slot].tolist()] @ state).log_softmax(-1)
+                wanted += float(scores[path[slot]] + first[slot, lattice.tokens[slot] // 2].logsumexp(-1))
+            weights = [lattice.log_probs[slot, arc] for slot, arc in enumerate(path)]
+            assert lattice.transitions is not None
+            ties = [lattice.transitions[slot, i, j] for slot, (i, j) in enumerate(itertools.pairwise(path))]
+            assert sum(weights) + sum(ties) == pytest.approx(wanted, abs=1e-4)
+    (plain,) = HeadLattices(own, 1).lattices([State(0, [1, 7], 1, hidden, slots)])
+    assert plain is not None
+    assert plain.transitions is None
+    np.testing.assert_array_equal(plain.tokens[:, 0], lattice.tokens[:, 0])
+
+
+def test_new_transitions_change_no_state_and_are_kept_with_their_heads(model: BlockwiseLM, tmp_path: Path) -> None:
+    own = tied(model)
+    assert own.heads.transitions is not None
+    torch.nn.init.zeros_(own.heads.transitions.down)
+    read = torch.randn(7, 32)
+    torch.testing.assert_close(own.heads.transitions(read)[:, 0], read[:, :16])
+    randomised(own.heads)
+    own.save_pretrained(tmp_path)
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    tokens, states = torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 16)
+    torch.testing.assert_close(again.pair_scores(states, tokens), own.pair_scores(states, tokens))
+    for width in (6, -1, "wide"):
+        config = json.loads((tmp_path / "heads.json").read_text()) | {"transition_size": width}
+        (tmp_path / "heads.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="does not fit heads.json" if width == 6 else "expected transition_size"):
+            BlockwiseLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected heads without transitions"):
+        own.heads.add_transitions(5)
+    with pytest.raises(ValueError, match="of a kind that uses the model's output embedding, got medusa heads"):
+        new_heads(model.base, "medusa", 4).add_transitions(5)
+
+
+@pytest.mark.parametrize("system", ["vanilla", "chain", "16-best", "16-tree"])
+def test_text_of_tied_drafts_is_the_base_models(model: BlockwiseLM, system: str) -> None:
+    own, prompt = tied(model), torch.tensor([[3, 1, 4], [2, 2, 7]])
+    drafter = LatticeDrafter(HeadLattices(own, 5), strategy_named(system, as_scorer(None)))
+    expected = model.base.generate(prompt, do_sample=False, max_new_tokens=24)
+    assert torch.equal(generate(own, prompt, drafter, max_new_tokens=24).sequences, expected)
+
+
+@pytest.mark.parametrize("has_transitions", [False, True])
+def test_lattices_of_texts_are_those_of_decodes(has_transitions: bool, heads: Heads, model: BlockwiseLM) -> None:
+    if has_transitions and heads.kind != "medusa":
+        heads.add_transitions(5)
     own, text = BlockwiseLM(model.base, randomised(heads)), [3, 1, 4, 1, 5, 9, 2, 6]
     source = HeadLattices(own, k=5)
     with torch.no_grad():
@@ -111,6 +185,9 @@ def test_lattices_of_texts_are_those_of_decodes(heads: Heads, model: BlockwiseLM
         assert expected is not None
         np.testing.assert_array_equal(lattice.tokens, expected.tokens)
         np.testing.assert_allclose(lattice.log_probs, expected.log_probs, atol=1e-5)
+        assert (lattice.transitions is not None) == source.has_transitions
+        if lattice.transitions is not None and expected.transitions is not None:
+            np.testing.assert_allclose(lattice.transitions, expected.transitions, atol=1e-5)
 
 
 def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_path: Path) -> None:

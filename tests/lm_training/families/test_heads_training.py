@@ -102,6 +102,43 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, t
     assert torch.equal(generate(again, prompt, VanillaDrafter(again), max_new_tokens=20).sequences, expected)
 
 
+@pytest.mark.parametrize("kind", ["conditioned", "stern"])
+def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: Path, kind: str) -> None:
+    """Their losses against those of every label, token by token."""
+    data, model = load_distilled(distilled), untrained(kind)
+    torch.nn.init.normal_(model.heads.down, std=0.3)
+    model.heads.add_transitions(7)
+    losses: list[list[float]] = [[], [], []]
+    with torch.no_grad():
+        for text, prompt in data.items():
+            ids = torch.tensor(text)
+            hidden = model.base.model(ids[None]).last_hidden_state[0]
+            states = model.heads(model.head_inputs(hidden, ids.roll(-1)))
+            for head in range(1, 4):
+                for position in range(prompt - 1, len(text) - 2 - head):
+                    read = model.with_tokens(states[position, head], ids[position + 1 + head])
+                    said = model.projection(model.heads.transitions(read)[0]).log_softmax(-1)  # type: ignore[misc]
+                    losses[head - 1].append(-float(said[text[position + 2 + head]]))
+    options = replace(QUICK, objective="joint", steps=1, batch_size=len(data), learning_rate=0.0)
+    train_heads(model, data, data, tmp_path / "still", options)
+    record = json.loads((tmp_path / "still/training-log.jsonl").read_text())
+    wanted = [np.mean(each) for each in losses]
+    np.testing.assert_allclose(record["transition_losses"], wanted, atol=1e-4)
+    assert record["loss"] == pytest.approx(sum(record["head_losses"]) + sum(wanted), abs=1e-3)
+    before = {name: weight.clone() for name, weight in model.heads.state_dict().items()}
+    options = replace(QUICK, learning_rate=3e-2, steps=60, validation_sequences=40, freeze_heads=True)
+    train_heads(model, data, data, tmp_path / "alone", options)
+    changed = {name for name, weight in model.heads.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {"transitions.up", "transitions.down"}
+    learnt = json.loads((tmp_path / "alone/training-log.jsonl").read_text().splitlines()[-1])
+    assert "head_losses" not in learnt
+    assert sum(learnt["validation"]["transition_losses"]) < 0.9 * sum(wanted)
+    train_heads(model, data, data, tmp_path / "both", replace(options, steps=4, freeze_heads=False))
+    assert all(not torch.equal(weight, before[name]) for name, weight in model.heads.state_dict().items())
+    with pytest.raises(ValueError, match="expected transitions to train with --freeze-heads, got none"):
+        train_heads(untrained(kind), data, data, tmp_path / "none", options)
+
+
 def test_dropout_of_a_frozen_base_is_off(distilled: Path, tmp_path: Path) -> None:
     """Heads must learn from the hidden states that serve."""
     data = load_distilled(distilled)
