@@ -37,7 +37,7 @@ DRAFTER_MODEL: Any = typer.Option(
     "that fills masks (`latticebpd train drafter`).",
 )
 BIGRAM: Any = typer.Option(
-    True, help="Use the bigram, selector or reranker, and the confidence head, of a block drafter that has them."
+    True, help="Use what ties neighbouring slots (transitions, bigram, selector, reranker), and a confidence head."
 )
 IGNORE_BEAMS: Any = typer.Option(
     False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."

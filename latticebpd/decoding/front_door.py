@@ -255,7 +255,7 @@ def load(
         weights: what passes are computed from (:mod:`latticebpd.target.engine`): ``"float32"``, ``"int8"`` or
             ``"file"`` (the blocks of a GGUF file) by the CPU engine, or ``"torch"``. By default the file's where there
             is one, else float32; PyTorch where the engine does not know the model.
-        bigram: use the bigram and confidence heads of drafters that have them.
+        bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
 
     Raises:
         ValueError: there is no such model, or a part of it cannot be read; the message says which.
@@ -268,7 +268,7 @@ def load(
     label = BUNDLED if name is None else directory.name
     if drafter is None and weights in (None, FILE) and str(dtype) in ("None", "torch.float32"):
         path = Path(resolved(directory))
-        if (parts := _without_pytorch(path, directory)) is not None:
+        if (parts := _without_pytorch(path, directory, bigram)) is not None:
             file = _lm_file(path, name, lm)
             return Loaded(label, directory, parts[0], chat, system_prompt, file, lm is not None, *parts[1:])
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
@@ -285,11 +285,11 @@ def load(
     loaded = Loaded(label, directory, model, chat, system_prompt, file, lm is not None)
     if drafter is not None:
         return replace(loaded, source=load_source(Path(drafter), loaded, LoadOptions(bigram, engine is not None)))
-    return replace(loaded, source=HeadLattices(model)) if isinstance(model, BlockwiseLM) else loaded
+    return replace(loaded, source=HeadLattices(model, bigram=bigram)) if isinstance(model, BlockwiseLM) else loaded
 
 
 def _without_pytorch(
-    path: Path, directory: Path
+    path: Path, directory: Path, bigram: bool
 ) -> tuple[Any, FamilySource | None, EngineTarget, ModelTokenizer] | None:
     """A model that is read when needed, heads, target and tokenizer; None where the model has to be read first."""
     if (target := engine_target(path)) is None:
@@ -315,12 +315,13 @@ def _without_pytorch(
         from latticebpd.drafters.heads.head_family import HeadLattices
 
         model: Any = stock.model
-        return HeadLattices(model)
+        return HeadLattices(model, bigram=bigram)
 
     source = None
     try:
         if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
-            source = EngineHeadLattices(EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab())), stock_heads)
+            heads = EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab()))
+            source = EngineHeadLattices(heads, stock_heads, bigram=bigram)
         return (stock, source, target, own) if target.transformer else None
     except UNREADABLE:
         return None

@@ -40,7 +40,7 @@ class Target(Protocol):
 class LoadOptions:
     """How drafters are loaded.
 
-    bigram: use the bigram and confidence heads of drafters that have them.
+    bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
     int8: the target runs on the CPU engine: an assistant, too, and other networks with weights rounded to 8 bits.
     """
 

@@ -72,6 +72,10 @@ class BlockwiseLM(nn.Module):
         return self.heads.num_heads
 
     @property
+    def has_transitions(self) -> bool:
+        return self.heads.transitions is not None
+
+    @property
     def vocab_size(self) -> int:
         """Tokens that the model writes."""
         return BaseModel.of(self.base).vocab_size

@@ -71,26 +71,29 @@ class EngineHeads:
         self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
-    def lattices(self, hidden: np.ndarray, last: list[int], slots: int, k: int) -> list[SausageLattice]:
+    def lattices(
+        self, hidden: np.ndarray, last: list[int], slots: int, k: int, transitions: bool = False
+    ) -> list[SausageLattice]:
         """After ``[rows, hidden]`` states and the tokens that they predicted, of the first ``slots`` heads and their
-        ``k`` best tokens, all if there are fewer."""
+        ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
         if self._reads_token:
             hidden = np.concatenate([hidden, _normalised(self._embeddings(np.asarray(last)))], axis=1)
         best, log_probs = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
             return list(map(SausageLattice, tokens, log_probs))  # which says what is wrong
-        if self._transitions is None or min(slots, k) < 2:
+        if not transitions or slots < 2:
             return list(map(SausageLattice.trusted, tokens, log_probs))
-        pairs = self._pair_scores(self._transitions, self._heads.states(hidden, slots), tokens)
+        pairs = self._pair_scores(self._heads.states(hidden, slots), tokens)
         return list(map(SausageLattice.trusted, tokens, *chain_weights(log_probs, log_probs[:, 0], pairs)))
 
-    def _pair_scores(self, transitions: Int8HeadKernels, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def _pair_scores(self, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """``[rows, slots - 1, k, k]``, as of ``BlockwiseLM.pair_scores``."""
+        assert self._transitions is not None
         embeddings = self._embeddings(tokens.ravel()).reshape(*tokens.shape, -1)
         before = _normalised(embeddings[:, :-1])
         read = np.concatenate([np.broadcast_to(states[:, 1:, None], before.shape), before], axis=-1)
-        reached = transitions.states(read.reshape(-1, read.shape[-1]), 1).reshape(before.shape)
+        reached = self._transitions.states(read.reshape(-1, read.shape[-1]), 1).reshape(before.shape)
         scores: np.ndarray = reached @ embeddings[:, 1:].swapaxes(-1, -2)
         return scores
 
@@ -113,15 +116,20 @@ class EngineHeadLattices(HeadSource):
     """A `FamilySource` of them.  stock: makes the source of the model as PyTorch has it, for all but decoding."""
 
     def __init__(
-        self, heads: EngineHeads, stock: Callable[[], FamilySource], k: int = 16, slots: int | None = None
+        self,
+        heads: EngineHeads,
+        stock: Callable[[], FamilySource],
+        k: int = 16,
+        slots: int | None = None,
+        bigram: bool = True,
     ) -> None:
-        super().__init__(heads, k, slots)
+        super().__init__(heads, k, slots, bigram)
         self.stock, self.num_tokens = stock, heads.num_tokens
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
-        self.has_transitions = heads.has_transitions and k > 1
 
     def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
-        return self.heads.lattices(np.stack(list(map(as_numpy, hidden))), last, min(slots, self.num_slots), self.k)
+        states = np.stack(list(map(as_numpy, hidden)))
+        return self.heads.lattices(states, last, min(slots, self.num_slots), self.k, self.has_transitions)
 
     @property
     def target(self) -> Any:
@@ -132,7 +140,7 @@ class EngineHeadLattices(HeadSource):
         return self.stock().weights
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.heads, self.stock, k, slots)
+        return type(self)(self.heads, self.stock, k, slots, self.bigram)
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return self.stock().with_shape(self.k, self.slots).lattices_of_text(text, positions, source)

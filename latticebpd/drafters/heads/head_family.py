@@ -29,7 +29,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     if path != target.path or not isinstance(target.model, BlockwiseLM):
         wanted, found = "a block drafter or a mask-filling model", "a model with heads"
         raise ValueError(f"{path}: expected {wanted}, found {found}; give it as --model")
-    return HeadLattices(target.model)
+    return HeadLattices(target.model, bigram=options.bigram)
 
 
 class HeadLattices(HeadSource):
@@ -39,15 +39,15 @@ class HeadLattices(HeadSource):
     k: arcs per slot.
     slots: ask the first so many heads only; None asks all.  A head costs a projection to the vocabulary, and
         a small tree seldom reaches the last ones.
+    bigram: use the heads' transitions, if they have some.
     """
 
-    def __init__(self, model: BlockwiseLM, k: int = 16, slots: int | None = None) -> None:
-        super().__init__(model, k, slots)
+    def __init__(self, model: BlockwiseLM, k: int = 16, slots: int | None = None, bigram: bool = True) -> None:
+        super().__init__(model, k, slots, bigram)
         self.target: Any = model  # a blockwise model is its heads' own target
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
         self._shortlist = getattr(model, "shortlist", None)
         self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
-        self.has_transitions = model.heads.transitions is not None and k > 1
 
     @torch.inference_mode()
     def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
@@ -73,7 +73,7 @@ class HeadLattices(HeadSource):
         return weights_fingerprint(self.target)
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.target, k, slots)
+        return type(self)(self.target, k, slots, self.bigram)
 
     @torch.inference_mode()
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:

@@ -13,18 +13,18 @@ from latticebpd.lattices.sausage import SausageLattice
 class HeadSource:
     """Heads read one hidden state per row, all rows at once.  A subclass computes ``_drawn``.
 
-    heads: they tell ``num_heads``, the target's own output included.  k: arcs per slot.  slots: ask the first so many
-    heads only; None asks all.
+    heads: they tell ``num_heads``, the target's own output included, and whether they have transitions.  k: arcs per
+    slot.  slots: ask the first so many heads only; None asks all.  bigram: use the transitions.
     """
 
     needs_hidden = True
     owner = "the model"
-    has_transitions = False
     shares_lm = True
 
-    def __init__(self, heads: Any, k: int, slots: int | None) -> None:
+    def __init__(self, heads: Any, k: int, slots: int | None, bigram: bool) -> None:
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
-        self.heads, self.k, self.slots = heads, k, slots
+        self.heads, self.k, self.slots, self.bigram = heads, k, slots, bigram
+        self.has_transitions = bool(bigram and k > 1 and heads.has_transitions)
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         hidden = [vars(state)["hidden"] for state in states]

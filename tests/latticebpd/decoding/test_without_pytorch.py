@@ -141,6 +141,10 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
                 np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=1e-3)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
         source.lattices([State(0, [1, 2], 1, None, 3)])
+    plain: Any = load(llama, bigram=False).source
+    for each in (plain, plain.with_shape(5), plain.stock()):
+        assert not each.has_transitions
+        assert each.lattices([State(0, [1, 2], 1, hidden[0], 3)])[0].transitions is None  # type: ignore[arg-type]
     text = PROMPTS[30 % 24]
     ours, theirs = (each.lattices_of_text(text, range(3)) for each in (source, HeadLattices(source.target)))
     assert next(ours)[0] == next(theirs)[0]

@@ -135,10 +135,12 @@ def test_transitions_weigh_tokens_by_the_token_drafted_before(model: BlockwiseLM
             assert lattice.transitions is not None
             ties = [lattice.transitions[slot, i, j] for slot, (i, j) in enumerate(itertools.pairwise(path))]
             assert sum(weights) + sum(ties) == pytest.approx(wanted, abs=1e-4)
-    (plain,) = HeadLattices(own, 1).lattices([State(0, [1, 7], 1, hidden, slots)])
-    assert plain is not None
-    assert plain.transitions is None
-    np.testing.assert_array_equal(plain.tokens[:, 0], lattice.tokens[:, 0])
+    for source in (HeadLattices(own, 1), HeadLattices(own, k, bigram=False).with_shape(k)):
+        (plain,) = source.lattices([State(0, [1, 7], 1, hidden, slots)])
+        assert plain is not None
+        assert plain.transitions is None
+        np.testing.assert_array_equal(plain.tokens, lattice.tokens[:, : plain.k])
+        np.testing.assert_allclose(plain.log_probs, first.gather(1, torch.tensor(plain.tokens // 2).long()), atol=1e-5)
 
 
 def test_new_transitions_change_no_state_and_are_kept_with_their_heads(model: BlockwiseLM, tmp_path: Path) -> None:
