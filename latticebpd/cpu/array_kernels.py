@@ -41,11 +41,12 @@ class Int8HeadKernels:
 
     def top_k(
         self, inputs: np.ndarray, slots: int, projection: _kernels.Int8Weights, k: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``[rows, inputs]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
-        slots, k]``, in one call: that of `states`, the projection ``[tokens, hidden]`` and :func:`top_k`."""
+        slots, k]``, and their `states`, in one call: with the projection ``[tokens, hidden]`` and :func:`top_k`."""
         given, shape = np.ascontiguousarray(inputs, np.float32), (len(inputs), slots, k)
         tokens, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        addresses = tokens.ctypes.data, log_probs.ctypes.data
+        states = np.empty((len(given), slots, self._hidden), np.float32)
+        addresses = tokens.ctypes.data, log_probs.ctypes.data, states.ctypes.data
         self._heads.top_k(given.ctypes.data, len(given), slots, projection, k, *addresses, num_threads())
-        return tokens, log_probs
+        return tokens, log_probs, states

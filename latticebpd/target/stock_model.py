@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from latticebpd.checks import expect
 from latticebpd.lattices.values import token_ids
 
 T = TypeVar("T")
@@ -81,13 +82,6 @@ class Projection:
     def biased(self, logits: Tensor) -> Tensor:
         """The bias added to logits, ``[..., vocab]``, computed elsewhere."""
         return logits if self.bias is None else logits + self.bias
-
-    def of_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """``[..., n, hidden]`` -> ``[..., n, k]``: logits of ``[..., k]`` tokens alone."""
-        weight: Any = self.embedding.weight
-        logits = (hidden.to(weight.dtype) * self.scale) @ weight[tokens].mT
-        biases = (getattr(self.embedding, "bias", None), self.bias)
-        return logits + sum(bias[tokens][..., None, :] for bias in biases if bias is not None)
 
     def over(self, tokens: Tensor | slice, linear: Linear | None = None) -> Projection:
         """The projection onto some tokens, ``[n]`` ids: logits are ``[..., n]``, in their order.
@@ -218,8 +212,7 @@ class BaseModel:
             token = self._special(name)
             if isinstance(token, int):
                 return token
-            if token is not None:
-                raise ValueError(f"expected one {name} in the generation config, got {token}; set one for all rows")
+            expect(token is None, f"one {name} in the generation config", token, "set one for all rows")
         raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
 
     @property
@@ -253,9 +246,8 @@ class BaseModel:
     def check_sources(self, longest: int) -> None:
         """ValueError for sources of more columns, padding included, than the encoder has positions."""
         limit = self.source_positions
-        if limit is not None and longest > limit:
-            expected = f"expected sources of at most {limit} tokens (the encoder's positions)"
-            raise ValueError(f"{expected}, got {longest}; cut them")
+        wanted = f"sources of at most {limit} tokens (the encoder's positions)"
+        expect(limit is None or longest <= limit, wanted, longest, "cut them")
 
     def check_rope_limit(self, shortest: int, longest: int) -> None:
         """ValueError for texts that grow across the length above which the rotary factors of all positions change

@@ -34,11 +34,12 @@ class Int8Heads:
         k: int,
         tokens: int,
         log_probs: int,
+        to: int,
         threads: int,
         /,
     ) -> None:
         """``[rows, inputs]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
-        their log-probabilities, ``[rows, heads, k]``, as of `top_k`."""
+        their log-probabilities, ``[rows, heads, k]``, as of `top_k`; to: the states of `states`."""
 
 def top_k(
     x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0

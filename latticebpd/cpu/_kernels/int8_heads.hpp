@@ -53,16 +53,16 @@ class Int8Heads {
         }
     }
 
-    // The k best tokens of each head, as of `TopK`, and their log-probabilities; projection: [tokens, size].
+    // The same, and the k best tokens of each head, as of `TopK`, with their log-probabilities; projection: [tokens,
+    // size].
     void top_k(const float* x, std::size_t rows, std::size_t heads, const Int8Weights& projection, std::size_t k,
-               std::int32_t* tokens, float* log_probs, std::size_t threads) const {
+               std::int32_t* tokens, float* log_probs, float* to, std::size_t threads) const {
         const std::size_t slots = rows * heads, count = projection.outputs();
-        thread_local std::vector<float> hidden, logits, log_sums;
-        hidden.resize(std::max(hidden.size(), slots * size_));
+        thread_local std::vector<float> logits, log_sums;
         logits.resize(std::max(logits.size(), slots * count));
         log_sums.resize(std::max(log_sums.size(), slots));
-        states(x, rows, heads, hidden.data(), threads);
-        projection.multiply(hidden.data(), slots, logits.data(), threads);
+        states(x, rows, heads, to, threads);
+        projection.multiply(to, slots, logits.data(), threads);
         const TopK best{logits.data(), count, k, log_probs, tokens, log_sums.data()};
         for_each_row(best, slots, threads, isas().front());
         for (std::size_t i = 0; i < slots * k; ++i) log_probs[i] -= log_sums[i / k];

@@ -61,8 +61,8 @@ PYBIND11_MODULE(_kernels, module) {
              released)
         .def("top_k",
              [](const Int8Heads& self, Address x, Size rows, Size heads, const Int8Weights& projection, Size k,
-                Address tokens, Address log_probs, Size threads) {
-                 self.top_k(at(x), rows, heads, projection, k, at<std::int32_t>(tokens), at(log_probs), threads);
+                Address tokens, Address log_probs, Address to, Size threads) {
+                 self.top_k(at(x), rows, heads, projection, k, at<std::int32_t>(tokens), at(log_probs), at(to), threads);
              },
              released);
     module.def("top_k",

@@ -133,20 +133,28 @@ class BlockwiseLM(nn.Module):
 
     def with_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """``[..., 2 hidden]``: states, and the normalised embeddings of ``[...]`` tokens."""
-        weight: Any = self.projection.embedding.weight
-        embeddings = weight[tokens.to(weight.device)].to(hidden)
-        return torch.cat([hidden, F.rms_norm(embeddings, (self.heads.hidden_size,), eps=TOKEN_EPSILON)], dim=-1)
+        return torch.cat([hidden, self._normalised(tokens).to(hidden)], dim=-1)
 
-    def pair_scores(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """``[..., slots - 1, k, k]`` logits by the heads' transitions, of each of a slot's tokens after each of those
-        of the slot before.
+    def pair_scores(self, states: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
+        """``[..., slots - 1, k, k]``: by the heads' transitions, of each of a slot's tokens after each of those of the
+        slot before; softmax of the last axis normalises them.
 
-        states: ``[..., slots, hidden]`` of the heads. tokens: ``[..., slots, k]`` ids of the vocabulary.
+        states: ``[..., slots, hidden]`` of the heads. tokens, log_probs: ``[..., slots, k]``, ids of the vocabulary.
+        The output embedding's product with a state is in ``log_probs``, so that only what transitions add is computed.
         """
         assert self.heads.transitions is not None
-        before, after = tokens[..., :-1, :], tokens[..., 1:, :]
-        read = self.with_tokens(states[..., 1:, None, :].expand(*before.shape, -1), before)
-        return self.projection.of_tokens(self.heads.transitions(read)[..., 0, :], after)
+        own, before = self.heads.transitions.up[0].split(self.heads.hidden_size)
+        inner = F.silu(states[..., 1:, None, :] @ own + self._normalised(tokens[..., :-1, :]) @ before)
+        added = inner @ (self._embeddings(tokens[..., 1:, :]) @ self.heads.transitions.down[0].T).mT
+        return log_probs[..., 1:, None, :] + self._scale * added
+
+    def _embeddings(self, tokens: Tensor) -> Tensor:
+        weight: Any = self.projection.embedding.weight
+        embeddings: Tensor = weight[tokens.to(weight.device)]
+        return embeddings.to(self.heads.dtype)
+
+    def _normalised(self, tokens: Tensor) -> Tensor:
+        return F.rms_norm(self._embeddings(tokens), (self.heads.hidden_size,), eps=TOKEN_EPSILON)
 
     def save_pretrained(
         self,

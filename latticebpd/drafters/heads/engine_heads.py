@@ -65,7 +65,7 @@ class EngineHeads:
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._embeddings, self._reads_token = target.weights.output_embeddings, inputs > sizes[0]
-        self._transitions = Int8HeadKernels(*ties) if ties else None
+        self._transitions = EngineTransitions(ties[0][0], ties[1][0], every, self._embeddings) if ties else None
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
@@ -78,28 +78,49 @@ class EngineHeads:
         ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
         if self._reads_token:
             hidden = np.concatenate([hidden, _normalised(self._embeddings(np.asarray(last)))], axis=1)
-        best, log_probs = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
+        best, log_probs, states = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
             return list(map(SausageLattice, tokens, log_probs))  # which says what is wrong
-        if not transitions or slots < 2:
+        if self._transitions is None or not transitions or slots < 2:
             return list(map(SausageLattice.trusted, tokens, log_probs))
-        pairs = self._pair_scores(self._heads.states(hidden, slots), tokens)
+        pairs = self._transitions.pair_scores(states, best, log_probs)
         return list(map(SausageLattice.trusted, tokens, *chain_weights(log_probs, log_probs[:, 0], pairs)))
-
-    def _pair_scores(self, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """``[rows, slots - 1, k, k]``, as of ``BlockwiseLM.pair_scores``."""
-        assert self._transitions is not None
-        embeddings = self._embeddings(tokens.ravel()).reshape(*tokens.shape, -1)
-        before = _normalised(embeddings[:, :-1])
-        read = np.concatenate([np.broadcast_to(states[:, 1:, None], before.shape), before], axis=-1)
-        reached = self._transitions.states(read.reshape(-1, read.shape[-1]), 1).reshape(before.shape)
-        scores: np.ndarray = reached @ embeddings[:, 1:].swapaxes(-1, -2)
-        return scores
 
     @property
     def has_transitions(self) -> bool:
         return self._transitions is not None
+
+
+class EngineTransitions:
+    """Scores of a slot's tokens after those of the slot before, as of ``BlockwiseLM.pair_scores``.
+
+    What tokens bring is computed when they are first drafted, and kept.
+    """
+
+    def __init__(
+        self, up: np.ndarray, down: np.ndarray, ids: np.ndarray, embeddings: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """up, down: ``[2 hidden, width]`` and ``[width, hidden]``. ids: ``[n]`` the tokens that heads know.
+        embeddings: from ids to the output embedding's rows."""
+        self._own, self._before = np.split(up.astype(np.float32), 2)
+        self._down, self._ids, self._embeddings = down.astype(np.float32).T, ids, embeddings
+        self._read, self._added = np.empty((2, len(ids), up.shape[1]), np.float32)
+        self._known = np.zeros(len(ids), bool)
+
+    def pair_scores(self, states: np.ndarray, best: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+        """``[rows, slots - 1, k, k]``.  states: ``[rows, slots, hidden]``.  best: ``[rows, slots, k]`` indices of
+        ``ids``."""
+        new = np.unique(best[~self._known[best]])
+        if len(new):
+            embeddings = self._embeddings(self._ids[new])
+            self._read[new], self._added[new] = _normalised(embeddings) @ self._before, embeddings @ self._down
+            self._known[new] = True
+        inner = (states[:, 1:] @ self._own)[:, :, None] + self._read[best[:, :-1]]
+        inner *= 0.5 + 0.5 * np.tanh(0.5 * inner)  # silu, which does not overflow so
+        scores: np.ndarray = inner @ self._added[best[:, 1:]].swapaxes(-1, -2)
+        scores += log_probs[:, 1:, None]
+        return scores
 
 
 def _normalised(embeddings: np.ndarray) -> np.ndarray:

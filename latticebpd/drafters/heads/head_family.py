@@ -64,8 +64,9 @@ class HeadLattices(HeadSource):
         logits = output(states)
         drawn = lattices_from_logits(logits, self.k, self._shortlist)
         tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
-        pairs = self.heads.pair_scores(states, torch.from_numpy(tokens).to(states.device).long())
-        weights = chain_weights(log_probs, log_probs[:, 0], pairs.float().cpu().numpy())
+        given = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
+        pairs = self.heads.pair_scores(states, *given).float().cpu().numpy()
+        weights = chain_weights(log_probs, log_probs[:, 0], pairs)
         return list(map(SausageLattice, tokens, *weights)), logits
 
     @property

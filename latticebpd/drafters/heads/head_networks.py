@@ -135,8 +135,6 @@ class BlockHeads(Heads):
         """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
         if self.up.numel() and is_plain(self.up):
             self.weights = PackedWeights()
-        if self.transitions is not None:
-            self.transitions.use_int8()
 
 
 class ConditionedHeads(BlockHeads):

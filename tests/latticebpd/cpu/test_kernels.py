@@ -136,11 +136,11 @@ def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
         inputs = rng.normal(size=(rows, 80)).astype(np.float32)
         states, logits = heads.states(inputs, slots), np.empty((rows, slots, 700), np.float32)
         projection.multiply(address(states), rows * slots, address(logits), threads)
-        for (tokens, log_probs), *own in zip(
-            array_kernels.top_k(logits, 9), *heads.top_k(inputs, slots, projection, 9), strict=True
+        for (tokens, log_probs), read, *own in zip(
+            array_kernels.top_k(logits, 9), states, *heads.top_k(inputs, slots, projection, 9), strict=True
         ):
-            np.testing.assert_array_equal(own[0], tokens)
-            np.testing.assert_array_equal(own[1], log_probs)
+            for found, wanted in zip(own, (tokens, log_probs, read), strict=True):
+                np.testing.assert_array_equal(found, wanted)
 
 
 def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def test_new_transitions_change_no_state_and_are_kept_with_their_heads(model: Bl
     randomised(own.heads)
     own.save_pretrained(tmp_path)
     again = BlockwiseLM.from_pretrained(tmp_path)
-    tokens, states = torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 16)
-    torch.testing.assert_close(again.pair_scores(states, tokens), own.pair_scores(states, tokens))
+    given = torch.randn(2, 3, 16), torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 4)
+    torch.testing.assert_close(again.pair_scores(*given), own.pair_scores(*given))
     for width in (6, -1, "wide"):
         config = json.loads((tmp_path / "heads.json").read_text()) | {"transition_size": width}
         (tmp_path / "heads.json").write_text(json.dumps(config))
