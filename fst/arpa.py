@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from fst import _core
 from fst.automaton import most_labels
 from fst.files import GZIP_DAMAGE, PathLike, replacing, unpacked
+from fst.printable import expect
 from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 
@@ -95,13 +96,10 @@ class _Words:
             self.tokens, self.symbols = list(range(len(words))), words
             return self.tokens
         missing = next((word for word in words if word not in self.vocab), None)
-        if missing is not None:
-            raise ValueError(f"expected unigrams of the vocabulary given, got {missing!r}, which it lacks")
+        expect(missing is None, "unigrams of the vocabulary given", f"{missing!r}, which it lacks")
         self.tokens = [int(self.vocab[word]) for word in words]
-        most = most_labels(len(self.vocab))
-        if not all(0 <= token < most for token in self.tokens):
-            got = f"{min(self.tokens)} to {max(self.tokens)}"
-            raise ValueError(f"expected a vocabulary of token ids from 0 to {most - 1}, got {got}")
+        least, most, limit = min(self.tokens, default=0), max(self.tokens, default=0), most_labels(len(self.vocab))
+        expect(least >= 0 and most < limit, f"a vocabulary of token ids from 0 to {limit - 1}", f"{least} to {most}")
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens

@@ -75,9 +75,8 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
             expect(((rows >= UNK) & (rows != -1)).all(), wanted, "others", of=f"order {order}")
             wanted, highest = f"tokens of the unigrams, whose highest id is {num_tokens - 1}", rows.max()
             expect(highest < num_tokens, wanted, highest, of=f"order {order}")
-            if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
-                wanted = "<s> only at the beginning of an n-gram and </s> only at its end"
-                raise ValueError(f"order {order}: expected {wanted}")
+            inside = (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any()
+            expect(not inside, "<s> only at the beginning of an n-gram and </s> only at its end", of=f"order {order}")
             labels = rows.astype(np.int32)
             labels += 1
             labels[rows == EOS], labels[rows == UNK] = END_LABEL, unk_label

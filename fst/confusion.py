@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fst import _core
+from fst.printable import expect
 
 EPSILON = -1
 Floats = npt.NDArray[np.float64]
@@ -27,8 +28,7 @@ def confusion_network(arcs: _core.Arcs, posteriors: Floats, best: list[int]) -> 
     arcs: of the lattice; posteriors: ``[arcs]`` probabilities; best: the tokens of its best path.
     """
     slots = [slot for slot in aligned_slots(arcs, posteriors, best) if sum(slot.values()) > 0.5]
-    if not slots:
-        raise ValueError("expected a lattice whose paths hold tokens, got one that most likely holds none")
+    expect(slots, "a lattice whose paths hold tokens", "one that most likely holds none")
     k = max(map(len, slots))
     tokens, log_probs = np.full((len(slots), k), -1, np.int32), np.full((len(slots), k), -np.inf)
     for row, slot in enumerate(slots):

@@ -153,9 +153,8 @@ def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
     expect(magic == MAGIC, f"OpenFst's magic number {MAGIC}", magic, "is this an FST?", of=path)
     fst_type, arc_type = cursor.text(), cursor.text()
     version, flags, properties, start, num_states, num_arcs = cursor.take("<iiQqqq")
-    if arc_type != "standard":
-        got = f"{arc_type[:40]!r}; convert them with fstmap --map_type=to_standard"
-        raise ValueError(f"{path}: expected standard arcs, got {got}")
+    remedy = "convert them with fstmap --map_type=to_standard"
+    expect(arc_type == "standard", "standard arcs", repr(arc_type[:40]), remedy, of=path)
     versions = {"const": (ALIGNED_VERSION, UNALIGNED_VERSION), "vector": (VECTOR_VERSION,)}.get(fst_type)
     if versions is None:
         got = f"{fst_type[:40]!r}; convert it with fstconvert --fst_type=const"

@@ -36,15 +36,13 @@ def lattice_svg(
     Colours are CSS variables (``--ink``, ``--faint``, ``--c2``, ``--c3``) where the page around defines them, else
     fit for white.
 
-    Args:
-        tokens, log_probs: ``[slots, k]``; -1 pads.
-        symbols: the word of every id.
-        right: what the base model writes: the arcs of its tokens are green and bold.
-        draft: a draft, whose arcs are marked with a diamond.
-        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best replaces the last
-            one drawn.
-        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are
-            shown after the original ones.
+    tokens, log_probs: ``[slots, k]``; -1 pads.
+    right: what the base model writes: the arcs of its tokens are green and bold.
+    draft: a draft, whose arcs are marked with a diamond.
+    most: arcs of each slot to draw, at most; a right or drafted one that is not among the best replaces the last one
+        drawn.
+    after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are shown
+        after the original ones.
     """
     expect(most >= 1, "at least 1 arc of each slot to draw", most)
     ids, before = np.asarray(tokens), np.asarray(log_probs, dtype=np.float64)

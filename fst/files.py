@@ -56,7 +56,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
-        with _named(path, temporary):
+        with errors_naming(path, temporary):
             yield temporary
             temporary.replace(path)
     finally:
@@ -73,7 +73,7 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(directory / "files")
     try:
-        with _named(directory, temporary):
+        with errors_naming(directory, temporary):
             temporary.mkdir()
             yield temporary
             for path in sorted(temporary.iterdir()):
@@ -104,7 +104,7 @@ def copy(source: PathLike, path: PathLike) -> None:
 
 
 @contextmanager
-def _named(path: Path, temporary: Path) -> Iterator[None]:
+def errors_naming(path: Path, temporary: Path) -> Iterator[None]:
     """Let errors in writing name ``path``, which somebody asked for."""
     try:
         yield
@@ -160,9 +160,7 @@ def require_writable(path: PathLike, *kinds: Literal["file", "folder"]) -> None:
     """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
 
     Folders may be missing above it, as for `replacing`: they are made when there is something to write, not here.
-
-    Raises:
-        ValueError: something else has the name, or the folder is a file, or cannot be written to.
+    Raises ValueError: something else has the name, or the folder is a file, or cannot be written to.
     """
     path = Path(path)
     kind = "folder" if path.is_dir() else "file" if path.is_file() else "device"

@@ -29,14 +29,10 @@ def read_lattices(
 ) -> Iterator[tuple[str, Lattice]]:
     """The name and the lattice of each entry, one after another.
 
-    Args:
-        path: of the text; ``.gz`` or not.
-        symbols: the words of a language model (`fst.NgramModel.symbols`), where lattices hold words; others get ids
-            of their own.
-        acoustic_scale, graph_scale: an arc's log-probability is minus the sum of its costs times these.
-
-    Raises:
-        ValueError: with the number of the line, for anything else.
+    symbols: the words of a language model (`fst.NgramModel.symbols`), where lattices hold words; others get ids of
+        their own.
+    acoustic_scale, graph_scale: an arc's log-probability is minus the sum of its costs times these.
+    Raises ValueError: with the number of the line, for anything else.
     """
     name, entry, number = "", _Entry(symbols, acoustic_scale, graph_scale), 0
     try:

@@ -47,10 +47,9 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
                 wanted = f"a log-probability of at most {LARGEST_WEIGHT:g} for token {token}"
                 raise ValueError(f"slot {slot}: expected {wanted}, got {log_prob}")
         arcs = [arc for arc in arcs if arc[1] > -LARGEST_WEIGHT]
-        if not arcs:
-            raise ValueError(f"slot {slot}: expected at least one token of positive probability, got none")
-        if len({token for token, _ in arcs}) < len(arcs):
-            raise ValueError(f"slot {slot}: expected every token once, got {sorted(token for token, _ in arcs)}")
+        expect(arcs, "at least one token of positive probability", of=f"slot {slot}")
+        ids = sorted(token for token, _ in arcs)
+        expect(len(set(ids)) == len(ids), "every token once", ids, of=f"slot {slot}")
         slots.append(arcs)
     return slots
 
@@ -129,10 +128,9 @@ def _arcs_of_layer(file: FstFile, layer: dict[int, int]) -> list[tuple[int, int,
     for state in sorted(layer):
         begin = int(file.states["pos"][state])
         rows = file.arcs[begin : begin + int(file.states["narcs"][state])]
-        if (rows["ilabel"] == 0).any():
-            raise ValueError(f"expected labels above 0, got 0 at state {state}; remove epsilons with rmepsilon")
-        if len(np.unique(rows["ilabel"])) < len(rows):
-            raise ValueError(f"expected every label once in a slot, got one twice at state {state}; determinize it")
+        remedy, is_distinct = "remove epsilons with rmepsilon", len(np.unique(rows["ilabel"])) == len(rows)
+        expect((rows["ilabel"] != 0).all(), "labels above 0", f"0 at state {state}", remedy)
+        expect(is_distinct, "every label once in a slot", f"one twice at state {state}", "determinize it")
         arcs += [(state, label, target, -weight) for label, _, weight, target in rows.tolist()]
     return arcs
 

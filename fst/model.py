@@ -105,18 +105,17 @@ class NgramModel:
     def to_fst(self, tokens: npt.ArrayLike | None = None, context: Sequence[int] = ()) -> Any:
         """A ``pynini.Fst``.
 
-        Args:
-            tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons.
-                Token ids give an automaton for these tokens alone, from every history that they reach, failure arcs
-                resolved: its plain composition with a lattice of these tokens is that of a phi matcher.
-            context: the tokens before, whose history is the start state of an automaton for given tokens.
+        tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons. Token
+            ids give an automaton for these tokens alone, from every history that they reach, failure arcs resolved: its
+            plain composition with a lattice of these tokens is that of a phi matcher.
+        context: the tokens before, whose history is the start state of an automaton for given tokens.
         """
         if tokens is None:
             return to_openfst(self.states, self.arcs, self.start_state, self._symbols())
         ids = np.unique(np.asarray(tokens, np.int64))
         ids = ids[ids >= 0]
-        if ids.size and ids[-1] > _automaton.LARGEST_TOKEN:
-            raise ValueError(f"expected token ids up to {_automaton.LARGEST_TOKEN}, got {ids[-1]}")
+        most = ids.max(initial=0)
+        expect(most <= _automaton.LARGEST_TOKEN, f"token ids up to {_automaton.LARGEST_TOKEN}", most)
         costs, targets, finals = self.core.resolve(ids, self.core.state_of(np.asarray(context, np.int64)))
         states, arcs = np.zeros(len(finals), const_file.STATE), np.zeros(len(costs), const_file.ARC)
         states["final"], states["narcs"] = finals, len(ids)
@@ -246,9 +245,8 @@ def arpa_to_fst(
         word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
         got = f"words such as {word!r}; convert without a tokenizer"
         raise ValueError(f"{arpa}: expected the ids of a tokenizer as words, got {got}")
-    if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
-        wanted = f"token ids below {vocab_size}, the tokenizer's size"
-        raise ValueError(f"{arpa}: expected {wanted}, got {max(parsed.tokens)}")
+    wanted, most = f"token ids below {vocab_size}, the tokenizer's size", max(parsed.tokens, default=-1)
+    expect(vocab_size is None or most < vocab_size, wanted, most, of=arpa)
     symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parsed.unk_label, fingerprint)
     return _write(output, parsed.builder, symbols)
 
@@ -338,6 +336,5 @@ def _refuse_unreadable(path: Path, head: bytes) -> None:
         remedy = "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
         got = f"a KenLM binary, which keeps hashes of its words alone; {remedy}"
         raise ValueError(f"{path}: expected an ARPA or OpenFst file, got {got}")
-    if b"\0" in head and not head.startswith(b"\x1f\x8b"):
-        wanted = "an ARPA file (plain or gzip) or an OpenFst file"
-        raise ValueError(f"{path}: expected {wanted}, got some other binary file")
+    is_text, wanted = b"\0" not in head, "an ARPA file (plain or gzip) or an OpenFst file"
+    expect(is_text or head.startswith(b"\x1f\x8b"), wanted, "some other binary file", of=path)

@@ -157,17 +157,14 @@ def calibrated_tree_batch(
     the slot's tokens, up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens.
     ``f`` are the `FEATURES` of each.
 
-    Args:
-        tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside.
-        lm: n-gram model, or None.
-        texts: for each lattice all the tokens before it, the next token included.
-        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further``
-            the last row is that of slots after the lattice, and the row before it is for all further slots of the
-            lattice.
-        num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks
-            back on.
-        further: slots after the lattice's last, where only copies are drafted.
-        transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
+    tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside.
+    texts: for each lattice all the tokens before it, the next token included.
+    weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further`` the
+        last row is that of slots after the lattice, and the row before it is for all further slots of the lattice.
+    num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back
+        on.
+    further: slots after the lattice's last, where only copies are drafted.
+    transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     table = np.asarray(weights, np.float64)

@@ -81,12 +81,15 @@ LEARNED = {
 TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
-LATTICES = ("block", *LEARNED)
-"""The last block drafter's lattices and learned ones, 16 arcs a slot."""
+HEADS, TIED = "heads, 16 arcs", "heads + transitions"
+LATTICES = (HEADS, TIED, "block", *LEARNED)
+"""The heads' and the last block drafter's lattices and learned ones, 16 arcs a slot."""
+OVER = {TIED: HEADS} | dict.fromkeys(LEARNED, "block")
+"""What learned lattices are taught on."""
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("walk", "1-best", "1-best, 4-gram", "16-best", "16-best, 4-gram", "oracle")
 KINDS = ("beam", "paths", "tree", "tree, 4-gram", "drafter calibrated", "calibrated, no text", "calibrated")
-TIMED, TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("heads", *LATTICES), ("2-calibrated", "16-calibrated"), 26, 96
+TIMED_SYSTEMS, TIMED_COUNT, NEW_TOKENS = ("2-calibrated", "16-calibrated"), 26, 96
 SEARCH_KINDS = ("tree", "tree, 4-gram", "calibrated")
 SEARCHED, SEARCHES = 64, ("drafter", "system", "lattice", "us")
 CLOCKED = ("drafter", "system", "text", "tokens", "calls", "ms", "drafting ms")
@@ -136,7 +139,8 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    own = () if name == "heads" else ("--drafter-model", drafter(work, name))
+    marginal = () if name == TIED else ("--no-bigram",)
+    own = marginal if name.startswith("heads") else ("--drafter-model", drafter(work, name))
     return lattices_of(work, name, f"--model {MODEL} -k {16 if name in LATTICES else 64}", *own)
 
 
@@ -264,9 +268,9 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     """Wall-clock milliseconds of answers, and of drafting within them; drafters and systems in turns."""
     common.set_up()
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
-    for name in TIMED:
-        own = None if name == "heads" else drafter(work, name)
-        loaded = load(MODEL, calibrated(work, name, lm), drafter=own, weights="file")
+    for name in LATTICES:
+        own = None if name.startswith("heads") else drafter(work, name)
+        loaded = load(MODEL, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:
             systems[name, system] = (loaded, partial(loaded.drafter, system))
@@ -289,7 +293,7 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
 def searches(work: Path, lm: Path) -> list[dict[str, Any]]:
     """Microseconds of the search for trees of ``SEARCHED`` nodes in stored lattices, one by one."""
     model, rows = fst.NgramModel.load(lm), list[dict[str, Any]]()
-    for name in TIMED:
+    for name in LATTICES:
         stored = next(iter(blocks([lattices(work, name)[1]]))).take(np.arange(60))
         scorers = (NgramScorer(None), NgramScorer(model), calibrated_scorer(calibrated(work, name, lm)))
         for kind, scorer in zip(SEARCH_KINDS, scorers, strict=True):
@@ -350,11 +354,11 @@ def gain_lines(counts: Counts, size: int, drafters: Sequence[str]) -> list[list[
 
 
 def learned_lines(counts: Counts) -> list[list[str]]:
-    """What learned lattices gain over the block's, system by system, and the block's with the 4-gram over them."""
+    """What learned lattices gain over marginals, system by system, and marginals with the 4-gram over them."""
     systems = ("walk", *(f"16 {kind}" for kind in KINDS[2:]))
-    lines = [[each, *(trees.gain(counts[name, each], counts["block", each]) for name in LEARNED)] for each in systems]
+    lines = [[each, *(trees.gain(counts[one, each], counts[OVER[one], each]) for one in OVER)] for each in systems]
     own, other = "16 calibrated, no text", "16 drafter calibrated"
-    return [*lines, ["block, 4-gram", *(trees.gain(counts["block", own], counts[name, other]) for name in LEARNED)]]
+    return [*lines, ["4-gram", *(trees.gain(counts[OVER[one], own], counts[one, other]) for one in OVER)]]
 
 
 def branch_lines(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -396,7 +400,7 @@ def show(path: Path) -> None:
         table(f"trees, {name}, by verified tokens", head, tree_lines(counts, drafters))
         for size in (16, 64):
             table(f"gains at {size} nodes, {name}", ("drafter", *pairs), gain_lines(counts, size, drafters))
-    table("learned lattices over the block's", ("system", *LEARNED), learned_lines(counts))
+    table("learned lattices over marginals", ("system", *OVER), learned_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
     figure(counts).savefig(path.with_suffix(".png"), dpi=150)

@@ -29,7 +29,7 @@ from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, LatticeSet, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Vanilla
-from latticebpd.lattices.sausage import PADDING
+from latticebpd.lattices.sausage import PADDING, permuted
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
@@ -177,7 +177,8 @@ def narrowed(lattices: LatticeSet, k: int | None = None) -> LatticeSet:
     """The same lattices with their ``k`` best arcs, the best first."""
     order = np.argsort(-lattices.log_probs, axis=2, kind="stable")[:, :, :k]
     tokens, log_probs = (np.take_along_axis(each, order, axis=2) for each in (lattices.tokens, lattices.log_probs))
-    return replace(lattices, tokens=tokens, log_probs=log_probs)
+    ties = None if lattices.transitions is None else permuted(lattices.transitions, order)
+    return replace(lattices, tokens=tokens, log_probs=log_probs, transitions=ties)
 
 
 def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:

@@ -62,7 +62,6 @@ class TextWriter:
 class BlockWriter(TextWriter):
     """Every block after a bar, in alternating colours, as soon as the model has committed it.
 
-    console: what to write on.
     before: text to begin with, dimmed: the prompt, where the text continues it.
     """
 

@@ -14,20 +14,12 @@ from latticebpd.console import err, print_json, progress, writable_file
 
 
 def calibrate(
-    files: list[Path] = typer.Argument(
-        ...,
-        help="Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context "
-        "1024 or so.",
-    ),
+    files: list[Path] = typer.Argument(..., help="Lattices of the model's held-out text, made with --context 1024."),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) of the trees."),
-    examples: int = typer.Option(
-        100, min=2, help="Texts to calibrate on, drawn at random; lattices, if files do not number texts."
-    ),
+    examples: int = typer.Option(100, min=2, help="Texts (lattices, if texts are not known), drawn at random."),
     positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
-    write: bool = typer.Option(
-        False, "--write", help="Store the calibration next to the model: N-calibrated trees are then the default."
-    ),
+    write: bool = typer.Option(False, "--write", help="Store it next to the model: N-calibrated is then the default."),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Write a reliability plot, PNG, SVG or PDF."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:

@@ -26,9 +26,7 @@ COMMANDS = "/new, /system TEXT, /save FILE, /quit"
 
 def chat(
     model: Path | None = typer.Option(
-        None,
-        help="A model with a chat template: directory, .gguf file, name of `latticebpd models` or Hub id; the bundled "
-        "one has none.",
+        None, help="Model with a chat template: directory, .gguf file, Hub id, or a name of `latticebpd models`."
     ),
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
     system: str | None = model_options.SYSTEM,

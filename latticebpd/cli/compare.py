@@ -12,7 +12,7 @@ from latticebpd.checks import expect
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.cli.oracle import BY, EXCLUDE, TALLY, excluded, write_tally
+from latticebpd.cli.oracle import BY, EXCLUDE, SHARD, TALLY, excluded, write_tally
 from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_decoded, print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
@@ -28,33 +28,17 @@ if TYPE_CHECKING:
 def compare(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
     system: list[str] = typer.Option(
-        ["1-best", "16-best:0-gram", "16-best", "64-tree"],
-        "--system",
-        "-s",
-        help="P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be "
-        "repeated. Vanilla and the oracle are always included.",
+        ["1-best", "16-best:0-gram", "16-best", "64-tree"], "--system", "-s", help="P-best or N-tree; see above."
     ),
-    lm: list[str] = typer.Option(
-        [],
-        help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without "
-        "one, 0-grams.",
-    ),
-    alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the language models; by default, for each system, the stored one, else 1."
-    ),
-    alphas: str | None = typer.Option(
-        None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."
-    ),
+    lm: list[str] = typer.Option([], help="FST, ARPA or a neural rescorer's directory, or NAME=PATH; repeatable."),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the system's own, else 1."),
+    alphas: str | None = typer.Option(None, help="Also show every system at these weights: 0.5,1,2, or `paper`."),
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
-    prompt_context: bool = typer.Option(
-        True, help="Whether the prompt is context for the language models; else only the answer."
-    ),
+    prompt_context: bool = typer.Option(True, help="Language models see the prompt; else only the answer."),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    model: Path | None = typer.Option(
-        None, help="The lattices' own model: decode texts with every system; needs directories of lattices."
-    ),
+    model: Path | None = typer.Option(None, help="The lattices' model: decode the texts (in directories) too."),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),
@@ -63,14 +47,15 @@ def compare(
     measure: list[str] = MEASURE,
     references: Path | None = REFERENCES,
     field: str = FIELD,
-    shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
+    shard: str = SHARD,
     tally: Path | None = TALLY,
 ) -> None:
     """Compare drafting systems on the same lattices, call by call against vanilla.
 
     Counts the calls of each system's decode of each text, or with --by position all positions. The 95% interval of the
     gain over vanilla is a bootstrap over texts. At each call the system's drafts win against the vanilla draft of the
-    same lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition.
+    same lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition. A system
+    with :0-gram has no language model, with :NAME the one of that name; vanilla and the oracle are always included.
 
     Example: [bold]latticebpd compare lattices --lm lm.fst --system 16-best --system 64-tree[/bold]
     """

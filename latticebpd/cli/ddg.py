@@ -23,22 +23,14 @@ def ddg(
     file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
     model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
     output: list[Path] = typer.Option(
-        [],
-        "--output",
-        "-o",
-        callback=writable_file,
-        help="A page (.html) of all texts, or pictures (.png, .svg, .pdf), numbered if there are several; repeatable.",
+        [], "--output", "-o", callback=writable_file, help="Page (.html) or pictures (.png, .svg, .pdf); repeatable."
     ),
-    classes_csv: Path | None = typer.Option(
-        None, callback=writable_file, help="Write the statistics by class of token."
-    ),
+    classes_csv: Path | None = typer.Option(None, callback=writable_file, help="Write statistics by class of token."),
     widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
     initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
-    alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; by default the stored one, else 1."
-    ),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
     source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),

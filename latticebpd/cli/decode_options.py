@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from latticebpd.measuring.model_decodes import Decoded
 
 RULE: Any = typer.Option(
-    ["exact"],
-    help="With --model: acceptance rule, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated.",
+    ["exact"], help="With --model: acceptance rules: exact, top-k:2, distance:2, min-block:3, beta:5,3; repeatable."
 )
 MEASURE: Any = typer.Option(
     [],
     help="With --model: quality of its output: exact-match, f1, rouge-l, bleu, perplexity (of its output) or "
     "reference-perplexity (of the references, as in Kim et al.; independent of drafts). May be repeated.",
 )
-REFERENCES: Any = typer.Option(
-    None, help="Reference texts, one a line, or JSONL; by default, for given text, that text."
-)
+REFERENCES: Any = typer.Option(None, help="References, one a line, or JSONL; by default, of given text, that text.")
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.cli.model_options import WEIGHTS
+from latticebpd.cli.model_options import MODEL, WEIGHTS
 from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
 from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
@@ -21,27 +21,13 @@ if TYPE_CHECKING:
 
 
 def demo(
-    model: str | None = typer.Option(
-        None,
-        help="Model to ask questions: directory, .gguf file, name of `latticebpd models` or Hub id; by default"
-        " the bundled toy.",
-    ),
-    prompts: int | None = typer.Option(
-        None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 4 of the 6 questions."
-    ),
-    max_new_tokens: int | None = typer.Option(
-        None, min=2, help="Tokens to decode per prompt; 64 by default, with --model 48."
-    ),
-    k: int | None = typer.Option(
-        None, "-k", "--k", min=1, help="Arcs per slot: best tokens of each head; 16 by default, with --model 64."
-    ),
-    p: int | None = typer.Option(
-        None, "-p", "--p", min=1, help="Drafts of the p-best systems; 16 by default, with --model no such systems."
-    ),
+    model: str | None = MODEL,
+    prompts: int | None = typer.Option(None, min=1, help="Prompts; by default 8 of 12, with --model 4 of 6 questions."),
+    max_new_tokens: int | None = typer.Option(None, min=2, help="Tokens per prompt; 64 by default, with --model 48."),
+    k: int | None = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, with --model 64."),
+    p: int | None = typer.Option(None, "-p", "--p", min=1, help="Drafts of p-best systems; 16, none with --model."),
     nodes: int | None = typer.Option(None, min=1, help="Nodes of the draft tree; 64 by default, with --model 16."),
-    threads: int | None = typer.Option(
-        None, min=1, max=1024, help="Threads for the model; 1 by default, with --model PyTorch's number."
-    ),
+    threads: int | None = typer.Option(None, min=1, max=1024, help="Threads; 1, or with --model PyTorch's number."),
     every: bool = typer.Option(False, "--all", help="With --model, every system and question; by default a selection."),
     weights: str | None = WEIGHTS,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),

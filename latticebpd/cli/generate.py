@@ -17,28 +17,18 @@ from latticebpd.console import err, print_json, quiet_transformers, writable_fil
 def generate(
     prompt: str | None = typer.Argument(None, help="Text to continue; - reads standard input."),
     file: Path | None = typer.Option(None, "--file", "-f", help="Read the text from this file instead."),
-    model: Path | None = typer.Option(
-        None,
-        help="Any transformers model: directory, .gguf file, name of `latticebpd models` or Hub id; the bundled one "
-        "by default.",
-    ),
+    model: Path | None = model_options.MODEL,
     chat: bool | None = model_options.CHAT,
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
     system: str | None = model_options.SYSTEM,
     accept: str | None = typer.Option(
-        None,
-        help="Acceptance rule: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with "
-        "--temperature).",
+        None, help="Acceptance rule: exact (default), top-k:2, distance:2, min-block:3, beta:5,3, or sample."
     ),
     lm: Path | None = model_options.LM,
     alpha: float | None = model_options.ALPHA,
     k: int | None = model_options.K,
     drafter_model: Path | None = model_options.DRAFTER_MODEL,
-    block_size: int | None = typer.Option(
-        None,
-        min=1,
-        help="Tokens per draft: number of heads, masks or slots; by default all, or those that calibrated trees need.",
-    ),
+    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft; by default all, or what trees need."),
     bigram: bool = model_options.BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = model_options.IGNORE_BEAMS,
@@ -48,15 +38,9 @@ def generate(
     top_p: float | None = model_options.TOP_P,
     seed: int | None = model_options.SEED,
     weights: str | None = model_options.WEIGHTS,
-    costs: Path | None = typer.Option(
-        None, help="File of `latticebpd profile`: trees are cut to the size with the most expected tokens per second."
-    ),
+    costs: Path | None = typer.Option(None, help="File of `latticebpd profile`: trees are cut to what pays off."),
     show_blocks: bool = model_options.SHOW_BLOCKS,
-    trace: Path | None = typer.Option(
-        None,
-        callback=writable_file,
-        help="Write a page that shows every call: lattices, trees, accepted and rejected nodes, why drafts ended.",
-    ),
+    trace: Path | None = typer.Option(None, callback=writable_file, help="Write a page that explains every call."),
     json: bool = typer.Option(False, "--json", help="Print text and counts as one JSON object."),
 ) -> None:
     """Continue a text, or answer a question; with exact acceptance the output is the base model's own greedy text,

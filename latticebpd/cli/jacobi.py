@@ -33,21 +33,13 @@ class Algorithm(StrEnum):
 def jacobi(
     file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
     model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
-    algorithm: Algorithm = typer.Option(
-        Algorithm.hybrid, help="The whole text at once, blocks, or blocks and then single tokens."
-    ),
+    algorithm: Algorithm = typer.Option(Algorithm.hybrid, help="All text at once, blocks, or blocks and then tokens."),
     block_size: int = typer.Option(3, min=1, help="Tokens solved together (not with jacobi)."),
     max_length: int = typer.Option(256, min=0, help="Tokens decoded in blocks before single ones (hybrid)."),
-    length: str = typer.Option(
-        "estimate",
-        help="Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy "
-        "decoding's.",
-    ),
+    length: str = typer.Option("estimate", help="Target length (not hybrid): number, `estimate`, `known` (greedy's)."),
     initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
-    alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; by default the stored one, else 1."
-    ),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
     previous: Path | None = typer.Option(None, help="Earlier outputs, one a line, for --initial previous."),
@@ -60,9 +52,7 @@ def jacobi(
     ignore_beams: bool = IGNORE_BEAMS,
     baselines: bool = typer.Option(True, help="Also decode greedily and with beam search, and compare."),
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", callback=writable_file, help="Write the decoded texts, one a line."
-    ),
+    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="File of decoded texts."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Translate or continue a file by Jacobi iteration: greedy decoding's text, in fewer passes.

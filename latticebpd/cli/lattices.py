@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS, SYSTEM_PROMPT, WEIGHTS
+from latticebpd.cli.model_options import BIGRAM, CHAT, DRAFTER_MODEL, IGNORE_BEAMS, PART, SYSTEM_PROMPT, WEIGHTS
 from latticebpd.console import err, progress, quiet_transformers, writable
 
 TOGETHER = 256
@@ -18,44 +18,27 @@ TOGETHER = 256
 
 
 def lattices(
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable, help="Lattice file to write (.npz), or directory to fill with shards."
-    ),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable, help="File (.npz) or directory of lattices."),
     prompts: Path | None = typer.Option(
-        None,
-        help="Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or "
-        "sequences of `latticebpd distill` (.npz); the bundled prompts by default.",
+        None, help="Text, JSONL, `messages`, Spec-Bench questions, ids (.npy), sequences (.npz); or the bundled ones."
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
-    teacher_force: bool = typer.Option(
-        False,
-        "--teacher-force",
-        help="Take what follows each prompt from the data, instead of letting the model write it.",
-    ),
-    max_prompt_tokens: int = typer.Option(
-        64, min=1, help="Tokens of each text that serve as its prompt; an encoder–decoder reads it whole."
-    ),
+    teacher_force: bool = typer.Option(False, "--teacher-force", help="Take what follows prompts from the data."),
+    max_prompt_tokens: int = typer.Option(64, min=1, help="A text's first tokens, its prompt (encoder–decoders: all)."),
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
     prompt_context: bool = typer.Option(True, help="Whether --context includes the prompt; else only the answer."),
     ignore_beams: bool = IGNORE_BEAMS,
     weights: str | None = WEIGHTS,
     limit: int | None = typer.Option(None, min=1, help="Number of prompts; all by default."),
-    shard_size: int = typer.Option(
-        64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."
-    ),
-    part: str | None = typer.Option(
-        None,
-        help="i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default torchrun's rank.",
-    ),
+    shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a stopped run loses one shard."),
+    part: str | None = PART,
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
-    chat: bool | None = typer.Option(
-        None, help="Format questions and conversations in the tokenizer's chat template; by default if it has one."
-    ),
+    chat: bool | None = CHAT,
     system_prompt: str | None = SYSTEM_PROMPT,
 ) -> None:
     """Decode prompts greedily and write the lattices of heads, or of a block drafter, at every position.
@@ -113,14 +96,9 @@ def lattices(
 
 def rescore(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
-    lm: Path | None = typer.Option(
-        None,
-        help="n-gram model, FST or ARPA, or a neural rescorer's directory; without one, ranked by the lattices only.",
-    ),
+    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, or a neural rescorer's directory."),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
-    alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the language model; by default the stored one, else 1."
-    ),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.
 

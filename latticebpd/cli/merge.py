@@ -15,16 +15,10 @@ from latticebpd.console import err, writable_file
 
 
 def merge(
-    tallies: list[Path] = typer.Argument(
-        ..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."
-    ),
-    partial: list[int] = typer.Option(
-        [], min=0, help="Add up without part i of n, which is missing or holds nothing; may be repeated."
-    ),
+    tallies: list[Path] = typer.Argument(..., help="Counts that `--tally` of `oracle` or of `compare` wrote."),
+    partial: list[int] = typer.Option([], min=0, help="Add up without part i of n, which is missing; repeatable."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    plot: Path | None = typer.Option(
-        None, callback=writable_file, help="Plot of the oracle to write (.png, .svg or .pdf)."
-    ),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Plot of the oracle (.png, .svg or .pdf)."),
     tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.

@@ -15,20 +15,13 @@ if TYPE_CHECKING:
     from latticebpd.decoding.front_door import Loaded
     from latticebpd.drafters.drafter import Drafter
 
-LM: Any = typer.Option(
-    None,
-    help="Language model: FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model, if any.",
+LM: Any = typer.Option(None, help="FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model.")
+ALPHA: Any = typer.Option(None, min=0.0, help="Weight of --lm; by default the one stored for the system, else 1.")
+MODEL: Any = typer.Option(
+    None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default the bundled model."
 )
-ALPHA: Any = typer.Option(
-    None, min=0.0, help="Weight of the language model; by default the one stored for such a system, else 1."
-)
-K: Any = typer.Option(
-    None, "-k", "--k", min=1,
-    help="Arcs per slot: best tokens of each head; by default 16, for calibrated trees as they were fitted.",
-)  # fmt: skip
-CHAT: Any = typer.Option(
-    None, help="Format the text as a user's turn in the tokenizer's chat template; by default if it has one."
-)
+K: Any = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; by default 16, or as the calibration has it.")
+CHAT: Any = typer.Option(None, help="Format texts in the tokenizer's chat template; by default if it has one.")
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
 DRAFTER_MODEL: Any = typer.Option(
     None,
@@ -39,9 +32,8 @@ DRAFTER_MODEL: Any = typer.Option(
 BIGRAM: Any = typer.Option(
     True, help="Use what ties neighbouring slots (transitions, bigram, selector, reranker), and a confidence head."
 )
-IGNORE_BEAMS: Any = typer.Option(
-    False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
-)
+IGNORE_BEAMS: Any = typer.Option(False, "--ignore-beams", help="Decode greedily even if the model asks for beams.")
+PART: Any = typer.Option(None, help="i/n: make every n-th shard, from number i (0 on); by default torchrun's rank.")
 WEIGHTS: Any = typer.Option(
     None,
     help="Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or torch "

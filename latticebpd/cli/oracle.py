@@ -22,35 +22,23 @@ if TYPE_CHECKING:
     from latticebpd.scoring.weights import Tuning
 
 
-BY: Any = typer.Option(
-    None,
-    help="Count the calls of decodes (decode, the default) or all positions (position, if files do not number texts).",
-)
-EXCLUDE: Any = typer.Option(
-    None,
-    help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out "
-    "anyway.",
-)
-TALLY: Any = typer.Option(
-    None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
-)
+BY: Any = typer.Option(None, help="Count decodes' calls (decode) or positions (position, where texts are not known).")
+EXCLUDE: Any = typer.Option(None, help="Leave out this tuning's examples too (.json), as those of stored weights.")
+TALLY: Any = typer.Option(None, callback=writable_file, help="Write the counts (.json), for `latticebpd merge`.")
+SHARD: Any = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up.")
 
 
 def oracle(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
     k: str = typer.Option("1,2,4,8,16", "-k", "--k", help="Arcs per slot to try, separated by commas."),
-    heads: str | None = typer.Option(
-        None, help="Numbers of heads to try, head 1 included, such as 3,6,9; all by default."
-    ),
+    heads: str | None = typer.Option(None, help="Numbers of heads to try, head 1 included: 3,6,9; all by default."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Plot to write (.png, .svg or .pdf)."),
-    shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
+    shard: str = SHARD,
     tally: Path | None = TALLY,
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
-    model: Path | None = typer.Option(
-        None, help="The lattices' own model: decode their texts again; needs directories of lattices."
-    ),
+    model: Path | None = typer.Option(None, help="The lattices' model: decode the texts (in directories) again."),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,

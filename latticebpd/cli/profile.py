@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.cli.model_options import WEIGHTS
+from latticebpd.cli.model_options import MODEL, WEIGHTS
 from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
@@ -16,12 +16,8 @@ MOST = 4096
 
 
 def profile(
-    model: Path | None = typer.Option(
-        None, help="Decoder-only model: directory, .gguf file, or name; the bundled one by default."
-    ),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", callback=writable_file, help="File to write the costs to, for --costs."
-    ),
+    model: Path | None = MODEL,
+    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="File of costs to write."),
     columns: str = typer.Option("1,2,3,5,9,13,17,25,33,49,65", help="Tokens of a pass, separated by commas."),
     rows: str = typer.Option("1", help="Texts of a pass, separated by commas."),
     context: int = typer.Option(200, min=1, help="Tokens before those of the pass."),
@@ -29,12 +25,7 @@ def profile(
     threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default PyTorch's number."),
     weights: str | None = WEIGHTS,
     lm: Path | None = typer.Option(None, help="Language model of the drafts; by default the one next to the model."),
-    system: str | None = typer.Option(
-        None,
-        "--system",
-        "-s",
-        help="System whose drafting is measured; by default that of `generate --costs`: 64-calibrated or 64-tree.",
-    ),
+    system: str | None = typer.Option(None, "--system", "-s", help="System to measure; by default that of --costs."),
     json: bool = typer.Option(False, "--json", help="Print the costs as JSON."),
 ) -> None:
     """Measure, on this machine, the cost of a verification pass by its number of tokens, and the cost of drafting.

@@ -20,43 +20,15 @@ if TYPE_CHECKING:
 
 
 def report(
-    lattices: list[str] = typer.Argument(
-        ..., help="Data sets: lattice files or directories of them; NAME=PATH names one."
-    ),
-    output: Path = typer.Option(
-        ...,
-        "--output",
-        "-o",
-        callback=writable_folder,
-        help="Directory to write report.html to, and CSV and PNG files next to it.",
-    ),
-    lm: list[str] = typer.Option(
-        [],
-        help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first "
-        "is compared most.",
-    ),
-    model: Path | None = typer.Option(
-        None,
-        help="The lattices' own model, a directory or a name, for token texts, its shape, and decodes of some texts.",
-    ),
-    tokenizer: Path | None = typer.Option(
-        None, help="tokenizer.json, for words in the drawing; the model's by default."
-    ),
-    alpha: float | None = typer.Option(
-        None,
-        min=0.0,
-        help="Weight of the language models; by default, for each system, the stored one, else tuned on held-out "
-        "texts.",
-    ),
-    tuning_examples: int = typer.Option(
-        100, min=0, help="Texts to hold out for tuning, at most; never more than a quarter."
-    ),
+    lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories; NAME=PATH names one."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory of report.html."),
+    lm: list[str] = typer.Option([], help="FST, ARPA or a neural rescorer's directory, or NAME=PATH; repeatable."),
+    model: Path | None = typer.Option(None, help="The lattices' model, for words, its shape, and decodes of texts."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words; the model's by default."),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default stored, else tuned here."),
+    tuning_examples: int = typer.Option(100, min=0, help="Texts to hold out for tuning, at most a quarter of all."),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
-    step: int | None = typer.Option(
-        None,
-        min=0,
-        help="Lattice to draw, by its number among those not held out; by default one that rescoring changes.",
-    ),
+    step: int | None = typer.Option(None, min=0, help="Lattice to draw, by number; else one that rescoring changes."),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
     ignore_beams: bool = IGNORE_BEAMS,
     rule: list[str] = RULE,
@@ -65,9 +37,7 @@ def report(
     field: str = FIELD,
     by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
-    timings: bool = typer.Option(
-        True, help="Time rescoring; without, the same input gives the same files, byte for byte."
-    ),
+    timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same bytes."),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
 ) -> None:
     """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with

@@ -15,9 +15,7 @@ SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
 
 
 def serve(
-    model: Path | None = typer.Option(
-        None, help="Directory, .gguf file, name of `latticebpd models` or Hub id; the bundled one by default."
-    ),
+    model: Path | None = model_options.MODEL,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every address of this machine."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 is any free one."),
     api_key: str | None = typer.Option(
@@ -40,9 +38,7 @@ def serve(
     bigram: bool = model_options.BIGRAM,
     ignore_beams: bool = model_options.IGNORE_BEAMS,
     weights: str | None = model_options.WEIGHTS,
-    costs: Path | None = typer.Option(
-        None, help="File of `latticebpd profile`, by which drafts are cut; by default costs are measured at the start."
-    ),
+    costs: Path | None = typer.Option(None, help="File of `latticebpd profile`; by default costs are measured first."),
 ) -> None:
     """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.
 

@@ -15,34 +15,19 @@ from latticebpd.console import err, print_json, progress, quiet_transformers, wr
 def spec_bench(
     questions: Path = typer.Argument(..., help="The benchmark's question.jsonl."),
     limit: int | None = typer.Option(None, min=1, help="Questions per task; all by default."),
-    model: Path | None = typer.Option(
-        None, help="Any causal LM: directory, .gguf or name; the bundled one by default."
-    ),
+    model: Path | None = model_options.MODEL,
     lm: Path | None = model_options.LM,
-    system: str | None = typer.Option(
-        None,
-        "--system",
-        "-s",
-        help="Drafting system, as for `latticebpd generate`; by default 16-calibrated with a calibrated language "
-        "model, copies+16-tree with heads, 16-copies without; of a block drafter as for `latticebpd generate`.",
-    ),
+    system: str | None = typer.Option(None, "--system", "-s", help="Drafting system, as for `latticebpd generate`."),
     alpha: float | None = model_options.ALPHA,
     k: int | None = model_options.K,
     drafter_model: Path | None = model_options.DRAFTER_MODEL,
     bigram: bool = model_options.BIGRAM,
-    slots: int | None = typer.Option(
-        None,
-        min=1,
-        help="Number of heads to use, each of which costs a projection; by default all, or those that calibrated "
-        "trees need.",
-    ),
+    slots: int | None = typer.Option(None, min=1, help="Heads to use; by default all, or what calibrated trees need."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = model_options.IGNORE_BEAMS,
     chat: bool | None = model_options.CHAT,
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
-    output: Path | None = typer.Option(
-        None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
-    ),
+    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="File of answers (JSONL)."),
     weights: str | None = model_options.WEIGHTS,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),

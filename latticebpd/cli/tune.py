@@ -19,21 +19,12 @@ def tune(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them, of held-out text."),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA), or the directory of a neural rescorer."),
     system: list[str] = typer.Option(
-        ["16-best", "64-tree"],
-        "--system",
-        "-s",
-        help="System to tune for: P-best or N-tree; may be repeated, each has its own weight.",
+        ["16-best", "64-tree"], "--system", "-s", help="System to tune for: P-best or N-tree; repeatable."
     ),
-    grid: str = typer.Option(
-        "paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."
-    ),
-    examples: int = typer.Option(
-        100, min=1, help="Texts to tune on, drawn at random; lattices, if files do not number texts."
-    ),
+    grid: str = typer.Option("paper", help="Weights to try first, separated by commas; `paper`: the paper's ten."),
+    examples: int = typer.Option(100, min=1, help="Texts (lattices, if texts are not known) to tune on, at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
-    write: bool = typer.Option(
-        False, "--write", help="Store the weights with the model: from then on they are the default."
-    ),
+    write: bool = typer.Option(False, "--write", help="Store the weights with the model, as its default."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
     """Find the weights of a language model with which decodes take the fewest calls, one for each drafting system.

@@ -278,14 +278,9 @@ def walk(
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.
 
-    Args:
-        rule: picks a token at each node; one for all rows, or one for each.
-        trees: one for each row.
-        verified: the target model's output for them.
-        adjust: applied to a node's logits before the rule.
-
-    Returns:
-        For each row the accepted nodes, a path from the root, and the token that follows them.
+    rule: picks a token at each node; one for all rows, or one for each.
+    adjust: applied to a node's logits before the rule.
+    Returns for each row the accepted nodes, a path from the root, and the token that follows them.
     """
 
     rules = rule if isinstance(rule, Sequence) else [rule] * len(trees)

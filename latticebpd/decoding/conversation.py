@@ -22,7 +22,6 @@ class Chat:
     turns: the user's and the model's, alternating.
     cache: of the model; ``cache.shared`` tokens of the last prompt were not read again.
 
-    loaded: the model.
     drafter: by default the loaded one's.
     system_prompt: by default the loaded one's, if any, else the template's own.
     """

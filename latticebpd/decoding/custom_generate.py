@@ -20,6 +20,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
 from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
 from latticebpd.decoding.generation_config import GenerationSettings, refuse
@@ -79,16 +80,11 @@ class CustomGenerate:
     ) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
         """Decode what ``generate()`` has prepared.
 
-        Args:
-            input_ids: ``[rows, n]``, the prompts or, of an encoder–decoder, the beginnings of its texts.
-            inputs_tensor: an encoder–decoder's sources, ``[rows, m]`` or one for several rows.
-            model_kwargs: arguments of the model's ``forward``, and of the loop.
-
-        Returns:
-            ``[rows, length]``, or an output object under ``return_dict_in_generate``, as ``generate()``.
-
-        Raises:
-            ValueError: an argument that this loop does not support; the message names it.
+        input_ids: ``[rows, n]``, the prompts or, of an encoder–decoder, the beginnings of its texts.
+        inputs_tensor: an encoder–decoder's sources, ``[rows, m]`` or one for several rows.
+        model_kwargs: arguments of the model's ``forward``, and of the loop.
+        Returns ``[rows, length]``, or an output object under ``return_dict_in_generate``, as ``generate()``.
+        Raises ValueError: an argument that this loop does not support; the message names it.
         """
         own = {name: value for name, value in model_kwargs.items() if value is not None}
         arguments = _arguments_of_generate() | own
@@ -138,9 +134,8 @@ class PreparedSettings(GenerationSettings):
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """None: they are among the processors."""
-        if given := sorted(name for name, value in arguments.items() if value is not None):
-            names = ", ".join(given)
-            raise ValueError(f"expected a sampling rule without own settings, got {names}; pass them to generate()")
+        given = ", ".join(sorted(name for name, value in arguments.items() if value is not None))
+        expect(not given, "a sampling rule without own settings", given, "pass them to generate()")
         return LogitsProcessorList()
 
     def criteria(
@@ -194,9 +189,8 @@ def _rule(acceptance: Acceptance | None, config: GenerationConfig) -> Acceptance
     decides = acceptance
     while hasattr(decides, "otherwise"):
         decides = decides.otherwise
-    if (samples := isinstance(decides, Sampling)) != bool(config.do_sample):
-        rule = type(acceptance).__name__
-        raise ValueError(f"expected do_sample={samples} with the rule {rule}, got do_sample={config.do_sample}")
+    samples, wanted = isinstance(decides, Sampling), f"with the rule {type(acceptance).__name__}"
+    expect(samples == bool(config.do_sample), f"do_sample={samples} {wanted}", f"do_sample={config.do_sample}")
     return acceptance
 
 
@@ -242,9 +236,8 @@ def _encoded_prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[s
     """An encoder–decoder's; takes the encoder's output and the masks out of ``arguments``."""
     ids, hidden = input_ids.cpu(), arguments.pop("encoder_outputs").last_hidden_state
     read = arguments.pop("decoder_attention_mask", None)
-    if read is not None and not read.all():
-        got = "a decoder_attention_mask with zeros; decode texts one by one"
-        raise ValueError(f"expected decoder_input_ids without padding, got {got}")
+    wanted = "decoder_input_ids without padding"
+    expect(read is None or read.all(), wanted, "a decoder_attention_mask with zeros", "decode texts one by one")
     mask = arguments.pop("attention_mask", torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device))
     if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or hidden.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")

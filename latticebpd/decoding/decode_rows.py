@@ -103,9 +103,7 @@ class Text:
     max_length: of ``tokens``.
     eos_ids: tokens that end the text and stay in it.
     criteria: stopping criteria as of ``transformers``, called after every token with this row's text alone.
-    processors: of the text's logits.
     shown: what criteria and processors see in place of the prompt, by default the prompt.
-    finished: no more tokens will come.
     """
 
     tokens: list[int]

@@ -166,7 +166,6 @@ class Loaded:
         system, or one that needs heads, a language model or a calibration that is missing.
 
         system: by default :meth:`default_system`.
-        num_nodes: of the default system's trees.
         k: arcs per slot; by default what a calibration was fitted to, else 16.
         slots: the first so many slots only; by default what a calibration says that its trees need, else all.
         alpha: weight of the language model; by default the stored one.
@@ -242,23 +241,20 @@ def load(
 ) -> Loaded:
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
-    Args:
-        name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd
-            models``; None is the bundled model.
-        lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if
-            it exists.
-        dtype: of the weights; by default float32.
-        drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
-        chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
-        system_prompt: of the chat; by default the template's own.
-        ignore_beams: decode greedily even if the model's generation config asks for beam search.
-        weights: what passes are computed from (:mod:`latticebpd.target.engine`): ``"float32"``, ``"int8"`` or
-            ``"file"`` (the blocks of a GGUF file) by the CPU engine, or ``"torch"``. By default the file's where there
-            is one, else float32; PyTorch where the engine does not know the model.
-        bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
-
-    Raises:
-        ValueError: there is no such model, or a part of it cannot be read; the message says which.
+    name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd models``;
+        None is the bundled model.
+    lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if it
+        exists.
+    dtype: of the weights; by default float32.
+    drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
+    chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
+    system_prompt: of the chat; by default the template's own.
+    ignore_beams: decode greedily even if the model's generation config asks for beam search.
+    weights: what passes are computed from (:mod:`latticebpd.target.engine`): ``"float32"``, ``"int8"`` or ``"file"``
+        (the blocks of a GGUF file) by the CPU engine, or ``"torch"``. By default the file's where there is one, else
+        float32; PyTorch where the engine does not know the model.
+    bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
+    Raises ValueError: there is no such model, or a part of it cannot be read; the message says which.
 
     Example:
         >>> loaded = load()                          # doctest: +SKIP

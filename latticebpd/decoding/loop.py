@@ -36,7 +36,6 @@ class Step:
     """What one call did for one row.
 
     call: number of the pass, from 0.
-    row: index in the batch.
     tree: the drafts that were verified; ``tree.lattice`` is what they were drawn from.
     accepted: ``tree``'s accepted nodes, a path from the root.
     committed: the tokens added to the text: those of the accepted nodes and the one after them, up to the text's end.
@@ -68,7 +67,6 @@ class Generated:
     num_passes: the same passes, each counted once.
     num_tokens: new tokens of all rows, those of prefills included.
     verified_tokens: drafted nodes over all calls; the next token itself is not counted.
-    prefilled: for each row, whether it had a prefill.
     trace: what every call did for every row, in order; None if no trace was asked for.
     """
 
@@ -137,27 +135,24 @@ def generate(
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
-    Args:
-        model: a blockwise model, or any causal LM or encoder–decoder of ``transformers``.
-        input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
-        drafter, acceptance: propose drafts, and decide which drafted tokens stay.
-        max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.
-            No text grows beyond the model's own maximum.
-        eos_token_id: token or tokens that end a text; by default the model's own.
-        attention_mask: ``[rows, n]``, 0 at padding, on either side. By default, as for ``generate()``, tokens equal to
-            the padding token are padding unless that token also ends texts.
-        logits_processor: applied to every node's logits with the node's own prefix.
-        stopping_criteria: called after every token of every row. Processors and criteria replace the generation
-            config's of the same kind, as in ``generate()``.
-        streamer: as for ``generate()``; a single prompt only.
-        stop_strings, tokenizer: strings that end a text, by default the generation config's, and their tokenizer.
-        pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
-        trace: keep a :class:`Step` for every call and row.
-        use_cache: False reads the entire texts in every pass: slow; for comparison.
-        text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
-
-    Raises:
-        ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
+    model: a blockwise model, or any causal LM or encoder–decoder of ``transformers``.
+    input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
+    drafter, acceptance: propose drafts, and decide which drafted tokens stay.
+    max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256. No
+        text grows beyond the model's own maximum.
+    eos_token_id: token or tokens that end a text; by default the model's own.
+    attention_mask: ``[rows, n]``, 0 at padding, on either side. By default, as for ``generate()``, tokens equal to the
+        padding token are padding unless that token also ends texts.
+    logits_processor: applied to every node's logits with the node's own prefix.
+    stopping_criteria: called after every token of every row. Processors and criteria replace the generation config's of
+        the same kind, as in ``generate()``.
+    streamer: as for ``generate()``; a single prompt only.
+    stop_strings, tokenizer: strings that end a text, by default the generation config's, and their tokenizer.
+    pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
+    trace: keep a :class:`Step` for every call and row.
+    use_cache: False reads the entire texts in every pass: slow; for comparison.
+    text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
+    Raises ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
     """
     check_drafter(drafter)
     session = Session.begin(

@@ -75,18 +75,13 @@ def check_lossless(
 ) -> Losslessness:
     """Compare texts with the target model's greedy decoding, token by token.
 
-    Args:
-        model: the target model, or a blockwise one.
-        sequences: ``[rows, length]``, as ``generate`` returns them: padded prompts, new tokens, padding.
-        prompt_length: columns of the prompts, padding included; 1 for an encoder–decoder's start token.
-        attention_mask: ``[rows, prompt_length]``, 0 where a prompt is padding; for an encoder–decoder, of the sources.
-        input_ids: an encoder–decoder's sources, ``[rows, n]``.
-        eos_token_id: token or tokens that end a text; by default the model's own.
-        pad_token_id: fills rows that end early, by default the model's own; at a row's end it is not compared.
-        batch_size: rows read at a time.
-
-    Raises:
-        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that cross LongRoPE's boundary.
+    sequences: ``[rows, length]``, as ``generate`` returns them: padded prompts, new tokens, padding.
+    prompt_length: columns of the prompts, padding included; 1 for an encoder–decoder's start token.
+    attention_mask: ``[rows, prompt_length]``, 0 where a prompt is padding; for an encoder–decoder, of the sources.
+    input_ids: an encoder–decoder's sources, ``[rows, n]``.
+    eos_token_id: token or tokens that end a text; by default the model's own.
+    pad_token_id: fills rows that end early, by default the model's own; at a row's end it is not compared.
+    Raises ValueError: shapes that do not fit, no sources for an encoder–decoder, texts across LongRoPE's boundary.
     """
     base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()

@@ -48,7 +48,6 @@ def profile(
     What a further accepted node costs is measured where the target's next tokens are computed one after another.
 
     drafter: drafts for these texts, from random hidden states; None for costs without drafting.
-    on_pass: called after each pass, for progress.
     """
     stock, mode, synchronize = _computing(model)
     if stock.is_encoder_decoder:

@@ -81,7 +81,6 @@ class Session:
 
     base: the target model, a ``BaseModel`` or ``EngineTarget``.
     settings: its generation config with the caller's options.
-    prompts, texts: one of each for every row.
     use_cache: whether the verifier may keep a key-value cache.
     layers: the model's layers whose states are kept, from 0; set before the first use of ``verifier``.
     text_cache: what earlier decodes have read.

@@ -74,7 +74,6 @@ class LatticeSource(Protocol):
 class FamilySource(LatticeSource, Protocol):
     """Lattices by a trained drafter, next to its target.
 
-    target: the model that decodes.
     k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
     has_transitions: whether its lattices have transitions.
     shares_lm: whether a language model that lies next to the target is calibrated for these lattices.
@@ -108,12 +107,9 @@ class FamilySource(LatticeSource, Protocol):
         Position ``p`` is that of a hidden state: the one that predicted token ``p + 1``. The lattice drawn there covers
         the tokens from ``p + 2`` on, as in a decode that has committed ``p + 1``.
 
-        Args:
-            source: what an encoder–decoder's encoder reads.
+        source: what an encoder–decoder's encoder reads.
 
-        Yields:
-            Lattices, and the entropies of the outputs, ``[lattices, slots + 1]`` nats, the target's first; None where
-            they are unknown.
+        Yields lattices, and the outputs' entropies, ``[lattices, slots + 1]`` nats, the target's first; None: unknown.
         """
 
 

@@ -57,7 +57,6 @@ class PathsDrafter(LatticeDrafter):
 
     model, k, slots: as for ``HeadLattices``.
     lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
-    p: number of drafts.
     alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
     """
 

@@ -24,7 +24,6 @@ class MixtureDrafter:
 
     first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
     second: its trees tell probabilities, such as a ``TreeDrafter``.
-    num_nodes: nodes of the mixed tree.
     sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
     """
 

@@ -80,12 +80,9 @@ def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tu
     nodes of all rows are kept; where they are padded to the widest row, a node up to its width costs nothing, so equal
     sizes for all rows are the best.
 
-    Args:
-        log_probs: of every row ``[nodes]``; no node is likelier than its parent, which comes before it. ValueError for
-            trees that do not tell probabilities.
-
-    Returns:
-        For every row ``[nodes]`` bool.
+    log_probs: of every row ``[nodes]``; no node is likelier than its parent, which comes before it. ValueError for
+        trees that do not tell probabilities.
+    Returns for every row ``[nodes]`` bool.
     """
     known = [np.exp(each) for each in log_probs if each is not None]
     if len(known) < len(log_probs):

@@ -26,10 +26,8 @@ from latticebpd.target.stock_model import BaseModel, Model
 class Sentence:
     """One decoded text.
 
-    source: the input.
     pieces, classes: ``[m]``, each new token's text and class.
     values: ``[passes + 1][m]``, each pass's output as pieces, row 0 before the first; empty before a block begins.
-    trajectory, dependencies: of the ``m`` positions.
     """
 
     source: str

@@ -114,7 +114,6 @@ class ModelFlops:
     """Numbers of weights by their inputs, and sizes of attention; for encoder and source 0 in a causal LM.
 
     source_weights: of the decoder's matrices that read the source; decoder_weights: of its other matrices.
-    output_weights: of the projection to the vocabulary.
     encoder_attention, decoder_attention, cross_attention: layers times width.
     """
 

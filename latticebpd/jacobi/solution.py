@@ -20,7 +20,6 @@ UNKNOWN = -1  # value of a position whose block has not begun
 class Iterate:
     """One pass over one row's block.
 
-    row: index in the batch.
     start: position of the first unknown, counted from the text's first new token.
     before: the values that the pass read; no equation reads the last one.
     after: ``argmax p(y_i | y_<i)`` under ``before``; positions that the model had no room for keep their values.
@@ -49,7 +48,6 @@ class Solution:
     blocks: ``[rows]`` int64, blocks begun.
     columns: ``[rows]`` int64, tokens that the decoder read over all passes, the prompt's included.
     pairs: ``[rows]`` int64, keys that those tokens attended to in self-attention, summed over tokens.
-    num_passes: forward passes of the batch.
     trace: every pass over every row, in order; None if no trace was asked for.
     """
 

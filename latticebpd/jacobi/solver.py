@@ -78,17 +78,13 @@ def jacobi(
 ) -> Solution:
     """Parallel Jacobi decoding (algorithm 1): the whole text is one block.
 
-    Args:
-        model: any causal LM or encoder-decoder of ``transformers``, with heads or without.
-        inputs: prompts, or an encoder-decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
-        initial: first values; padding by default.
-        length: the target's, known or estimated; a longer text goes on in another block of that length. None means
-            ``LengthRatio()`` for an encoder-decoder, the text's limit for other models.
-        options: as for ``latticebpd.generate``; ``pad_token_id`` also completes the initial values, and ``trace`` keeps
-            every iterate.
-
-    Raises:
-        ValueError: unusable prompts, limits, processors, lengths, initial values or model.
+    model: any causal LM or encoder-decoder of ``transformers``, with heads or without.
+    inputs: prompts, or an encoder-decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
+    length: the target's, known or estimated; a longer text goes on in another block of that length. None means
+        ``LengthRatio()`` for an encoder-decoder, the text's limit for other models.
+    options: as for ``latticebpd.generate``; ``pad_token_id`` also completes the initial values, and ``trace`` keeps
+        every iterate.
+    Raises ValueError: unusable prompts, limits, processors, lengths, initial values or model.
     """
     return solve(model, inputs, BlockSchedule(length=length), initial, **options)
 

@@ -32,7 +32,6 @@ class LatticeSet(ArrayValues):
         position.
     entropy: ``[n, slots + 1]`` nats, of each head's full distribution; head 1 is the target model's own.
     origin: a description of the model and the text that the lattices are from.
-    vocab_size: the number of tokens in the vocabulary.
     transitions: ``[n, slots - 1, k, k]`` float16 or float32, as of ``SausageLattice``; None: the lattices have none.
     """
 

@@ -36,18 +36,15 @@ LARGEST_TOKEN = np.iinfo(np.int32).max - 1
 class SausageLattice(ArrayValues):
     """A validated lattice; its arrays are read-only, and lattices of equal arrays are equal.
 
-    Args:
-        tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
-        log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30, not necessarily normalised; -1e30 or
-            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded positions
-            are ignored.
-        transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of
-            slot ``s + 1`` if the path comes by arc ``i`` of slot ``s``; values as of ``log_probs``. A masked one keeps
-            the second arc from following the first, so that drafts may end early. The first slot's transitions from
-            the text are part of its ``log_probs``.
-
-    Raises:
-        ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
+    tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
+    log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30, not necessarily normalised; -1e30 or less
+        (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded positions are
+        ignored.
+    transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of slot
+        ``s + 1`` if the path comes by arc ``i`` of slot ``s``; values as of ``log_probs``. A masked one keeps the
+        second arc from following the first, so that drafts may end early. The first slot's transitions from the text
+        are part of its ``log_probs``.
+    Raises ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
     """
 
     tokens: np.ndarray

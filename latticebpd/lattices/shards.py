@@ -27,10 +27,11 @@ from latticebpd.lattices.texts import Texts
 SETTINGS = "lattices.json"
 
 
-def _num_shards(settings: dict[str, Any]) -> int:
-    number = settings["num_shards"]
-    if type(number) is not int or number < 1:
-        raise ValueError(f"num_shards is {number!r}")
+def whole_number(settings: dict[str, Any], name: str = "num_shards", least: int = 1) -> int:
+    """A number of some settings; ValueError unless it is an integer, ``least`` or more."""
+    number = settings[name]
+    if type(number) is not int or number < least:
+        raise ValueError(f"{name} is {number!r}")
     return number
 
 
@@ -39,7 +40,6 @@ class ShardDirectory:
     """A directory of shards.
 
     settings_name: the JSON file in it.  command: what fills it, holds: what is in it ("lattices"), both for messages.
-    suffix: of the shards' files.
     count: settings -> number of shards; a KeyError, TypeError or ValueError if the settings lack it.
     """
 
@@ -48,7 +48,7 @@ class ShardDirectory:
     command: str
     holds: str
     suffix: str = ".npz"
-    count: Callable[[dict[str, Any]], int] = _num_shards
+    count: Callable[[dict[str, Any]], int] = whole_number
 
     def file(self, number: int, kind: str = "shard") -> Path:
         """A file of a shard."""

@@ -42,8 +42,8 @@ class Texts:
             raise ValueError(f"expected starts that rise from 0 to {n} (the number of tokens)")
         if len(prompts) != len(self.lengths) or (prompts < 1).any() or (prompts > self.lengths).any():
             raise ValueError("expected one prompt length for each text, from 1 to the text's length")
-        if self.tokens.dtype.kind == "i" and self.tokens.min(initial=0) < 0:
-            raise ValueError(f"expected token ids >= 0, got {self.tokens.min()}")
+        lowest = self.tokens.min(initial=0)
+        expect(lowest >= 0, "token ids >= 0", lowest)
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)

@@ -50,7 +50,6 @@ class NoLatticeError(ValueError):
 class CollectOptions:
     """What to collect.
 
-    k: arcs per slot.
     max_new_tokens: tokens of each text after its prompt, at least 2.
     context_length: tokens kept before each lattice, the next token included.
     teacher_force: take the text from the data instead of letting the model write it.
@@ -126,14 +125,10 @@ def collect_shards(
 ) -> None:
     """Fill a directory with shards of ``shard_texts`` texts each; intact ones are left as they are.
 
-    Args:
-        about: further settings to record, such as where the data are from; a later run must name the same.
-        on_text: called with the number of texts that are done, for progress.
-        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-
-    Raises:
-        ValueError: the directory holds lattices of another making, or no text has two tokens behind its prompt and so a
-            lattice.
+    about: further settings to record, such as where the data are from; a later run must name the same.
+    on_text: called with the number of texts that are done, for progress.
+    part: ``(i, n)``: make shards i, i + n, i + 2n, ...
+    Raises ValueError: the directory holds lattices of another making, or no text is long enough for a lattice.
     """
     expect(shard_texts >= 1 and len(data), "at least one text in all and per shard", f"{len(data)} and {shard_texts}")
     if options.teacher_force and data.answer_lengths.max() < 2:
@@ -185,7 +180,6 @@ def text_lattices(
     text: prompt and what follows it; an encoder–decoder's start token and what follows that.
     positions: of the hidden states that predict the tokens before the lattices, in a row.
     context_length: tokens kept before each lattice, the next token included.
-    number: of the text.
     source: what an encoder–decoder's encoder reads.
     """
     slots, k, n = drafts.num_slots, drafts.k, len(positions)
@@ -206,12 +200,12 @@ def text_lattices(
             entropy[rows] = nats.cpu().numpy()
         begin = rows.stop
     padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
-    behind = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
+    begins = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
     return LatticeSet(
         tokens,
         log_probs,
-        padded[behind + np.arange(slots)],
-        padded[behind + np.arange(-context_length, 0)],
+        padded[begins + np.arange(slots)],
+        padded[begins + np.arange(-context_length, 0)],
         drafts.fingerprint,
         np.full(n, number, np.int64),
         entropy,

@@ -28,7 +28,6 @@ class Latency:
 
     by_p: ``[p]`` the ``P`` best paths of 8 slots (or as many as there are) x the widest width.
     by_shape: ``[slots, k]`` the best path, of ``SLOTS`` and ``WIDTHS``; NaN where the lattices have too few arcs.
-    lattices: how many were timed.
     """
 
     by_p: np.ndarray

@@ -38,7 +38,6 @@ Factory = Callable[[Sequence[int]], Drafter]
 class Decoded:
     """Decodes of the same prompts by several drafters.
 
-    names: of the drafters.
     counts: ``[drafters, n]`` calls by tokens committed, from 0 to the most that any committed.
     verified: ``[drafters]`` drafted tokens in all passes.
     texts: how many prompts. differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the

@@ -114,12 +114,9 @@ class SystemResult:
 class Demo:
     """The whole run.
 
-    signature: what the numbers depend on.
-    systems: results in the order of the table.
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
     texts_equal: whether every system's text was that of greedy decoding with the same weights, token for token.
     texts_of_generate: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
-    left_out: systems that took no part.
     seconds, processor_seconds: of all decodes: by the clock, and of the thread that decodes.
     """
 

@@ -59,7 +59,6 @@ class Options:
     tuning_examples: texts (or lattices, where the files do not number texts) to hold out, at most a quarter.
     budget: verified tokens per call that the system named best may need, at most.
     step: number of the lattice to draw, among those not held out; None chooses one.
-    latency: whether to time rescoring.
     """
 
     alpha: float | None = None

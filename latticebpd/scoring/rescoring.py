@@ -142,22 +142,17 @@ def rescore(
 ) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 
-    Args:
-        lattice: top-k outputs of the heads; or a word lattice of any acyclic shape, as an ``fst.Lattice`` or as an
-            automaton of pynini or pywrapfst, whose drafts differ in length: -1 follows the end of shorter ones.
-        lm: an ``fst.NgramModel``, the path of an ARPA or FST file or of a neural rescorer's directory, a
-            ``kenlm.Model``, an n-gram model as an automaton of pynini or pywrapfst, a scorer
-            (``latticebpd.NeuralRescorer``, or your own), or None (no rescoring).
-        p: number of drafts, less if the lattice has fewer paths.
-        alpha: weight of the language model, >= 0; 0 ranks by the lattice only; None takes the weight that is stored
-            with the model, by default 1.
-        context: tokens before the lattice. Empty means no history, never an implied ``<s>``.
-
-    Returns:
-        Distinct drafts, best first; ties go to the lexicographically smaller token sequence.
-
-    Raises:
-        ValueError: an argument out of range, or a damaged model file.
+    lattice: top-k outputs of the heads; or a word lattice of any acyclic shape, as an ``fst.Lattice`` or as an
+        automaton of pynini or pywrapfst, whose drafts differ in length: -1 follows the end of shorter ones.
+    lm: an ``fst.NgramModel``, the path of an ARPA or FST file or of a neural rescorer's directory, a ``kenlm.Model``,
+        an n-gram model as an automaton of pynini or pywrapfst, a scorer (``latticebpd.NeuralRescorer``, or your own),
+        or None (no rescoring).
+    p: number of drafts, less if the lattice has fewer paths.
+    alpha: weight of the language model, >= 0; 0 ranks by the lattice only; None takes the weight that is stored with
+        the model, by default 1.
+    context: tokens before the lattice. Empty means no history, never an implied ``<s>``.
+    Returns distinct drafts, best first; ties go to the lexicographically smaller token sequence.
+    Raises ValueError: an argument out of range, or a damaged model file.
 
     Example:
         >>> lattice = SausageLattice([[3, 7], [4, 8]], [[-0.1, -2.4], [-0.7, -0.7]])

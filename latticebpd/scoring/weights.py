@@ -51,9 +51,8 @@ class Tuning:
         check_examples(self.unit, self.examples, self.seed)
         wanted = f"an efficiency for each of {len(self.alphas)} alphas"
         expect(len(self.alphas) == len(self.block_efficiency), wanted, len(self.block_efficiency))
-        if self.by not in (DECODE, POSITION) or _size_and_kind(self.system)[0] >= 2**63:
-            got = f"{self.system!r:.60}, by {self.by!r:.60}"
-            raise ValueError(f"expected a drafting system, by decode or position, got {got}")
+        fits = self.by in (DECODE, POSITION) and _size_and_kind(self.system)[0] < 2**63
+        expect(fits, "a drafting system, by decode or position", f"{self.system!r:.40}, by {self.by!r:.30}")
 
     @property
     def at_edge(self) -> bool:

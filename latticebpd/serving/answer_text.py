@@ -18,7 +18,6 @@ class AnswerText(StoppingCriteria):
     seconds.
 
     text: characters so far, up to the first stop string.
-    stopped: whether there was one.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:

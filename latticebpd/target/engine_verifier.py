@@ -65,9 +65,7 @@ class EngineVerifier:
 
         rows: ``[n]``, ascending.  parents: ``[n]`` numbers of columns of their rows, those of all passes since the
         text; -1: the text itself.
-
-        Returns:
-            The output, ``n`` columns of one row.
+        Returns the output, ``n`` columns of one row.
         """
         texts, counts = np.unique(rows, return_counts=True)
         hidden, _ = self._read(texts.tolist(), counts.tolist(), tokens, parents, grow=True)

@@ -63,7 +63,6 @@ def _bypassed(model: PreTrainedModel) -> frozenset[object]:
 class Projection:
     """From final hidden states to logits: ``embedding(scale * hidden) + bias``.
 
-    embedding: the model's output embedding.
     scale: 1, except for models of T5's family with tied embeddings.
     bias: ``[vocab]``, of encoder–decoders such as BART and Marian.
     """

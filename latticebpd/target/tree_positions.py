@@ -134,7 +134,6 @@ class Layers:
     """What a model's decoder layers attend to.
 
     window: how many positions sliding layers see, their own included; None if no layer slides.
-    some_full: whether some layer attends to everything.
     only_attention: whether there are no layers of any other kind (recurrent, chunked, with a window of their own).
     """
 

@@ -29,12 +29,8 @@ def block_drafter(
     sample_from_anchor: bool | None = typer.Option(
         None, help="Columns predict the next token (DSpark), not their own; by default without selector or reranker."
     ),
-    shortlist: str | None = typer.Option(
-        None, help="Draft only so many tokens, the text's most frequent; or those of a blockwise model's heads."
-    ),
-    warm_start: bool = typer.Option(
-        True, "--warm-start/--random-start", help="Initialise norms, context and attention from the target."
-    ),
+    shortlist: str | None = typer.Option(None, help="Draft only so many frequent tokens; or those of a model's heads."),
+    warm_start: bool = typer.Option(True, "--warm-start/--random-start", help="Initialise weights from the target."),
     bigram_rank: int = typer.Option(0, min=0, help="Rank of a bigram added to the logits (DSpark); 0: none."),
     selector: bool = typer.Option(False, "--selector", help="Add DFlash 2's convolutions and candidate selector."),
     selector_rank: int = typer.Option(256, min=1, help="Rank of the selector."),
@@ -42,9 +38,7 @@ def block_drafter(
     reranker_size: int = typer.Option(0, min=0, help="Width of the reranker and its factors; 0: the target's."),
     reranker_heads: int = typer.Option(8, min=1, help="Attention heads of the reranker."),
     candidates: int | None = typer.Option(None, min=1, help="Arcs per slot that are scored; 16, or 8 to rerank."),
-    head_on: Path | None = typer.Option(
-        None, "--head-on", "--bigram-on", help="Train such a head, by default a bigram, for this trained drafter."
-    ),
+    head_on: Path | None = typer.Option(None, "--head-on", "--bigram-on", help="Add a head to this trained drafter."),
     whole: bool = typer.Option(False, "--whole/--head-only", help="With --head-on: train all of the drafter further."),
     mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,

@@ -12,9 +12,7 @@ from lm_training.cli.options import DEVICE, LAYERS, PART, WRITER
 
 
 def distill(
-    data: list[Path] = typer.Argument(
-        ..., help="Prompts or sources (.npz, or directories); or text to cut them from (.npy, .txt, .jsonl)."
-    ),
+    data: list[Path] = typer.Argument(..., help="Prompts (.npz, directory), or text to cut them from (also .npy)."),
     model: str = WRITER,
     output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory, new or to resume."),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts to cut from text; given prompts are all used."),
@@ -27,9 +25,7 @@ def distill(
     layers: str | None = LAYERS,
     copies: bool = typer.Option(False, "--copies", help="Draft with copies of the text so far; same output."),
     part: str | None = PART,
-    corpus_output: Path | None = typer.Option(
-        None, "--corpus", callback=writable_file, help="Also write the text as a corpus (.npy) for `lm train`."
-    ),
+    corpus_output: Path | None = typer.Option(None, "--corpus", callback=writable_file, help="Corpus for `lm train`."),
     history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: n-gram order minus 1."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),

@@ -15,32 +15,20 @@ if TYPE_CHECKING:
 
 
 def encode(
-    inputs: list[Path] = typer.Argument(
-        ..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."
-    ),
+    inputs: list[Path] = typer.Argument(..., help="Text, JSONL (also .gz, .xz, .zst), Parquet, or saved `datasets`."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json, next to its chat template."),
     output: Path = typer.Option(
-        ...,
-        "--output",
-        "-o",
-        callback=writable,
-        help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards.",
+        ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of shards."
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
     task: str | None = typer.Option(None, help="Prompts of a task: squad, cnn, samsum, multinews, xsum, newsroom."),
-    prompt_template: str | None = typer.Option(
-        None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
-    ),
+    prompt_template: str | None = typer.Option(None, help="Prompts with fields: 'ask: {question}'; \\\\n: new line."),
     answer_field: str | None = typer.Option(None, help="Field of the answer, such as answers.text.0."),
-    chat: bool = typer.Option(
-        False, "--chat", help="Use the tokenizer's chat template, for messages or the task's prompt as the user's turn."
-    ),
+    chat: bool = typer.Option(False, "--chat", help="Use the tokenizer's chat template, for messages or prompts."),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Prompts without answers, for `distill`."),
-    end_of_text: str | None = typer.Option(
-        None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat its template's."
-    ),
+    end_of_text: str | None = typer.Option(None, help="Token that ends texts; <|endoftext|>, or the chat template's."),
     max_tokens: int | None = typer.Option(None, min=2, help="Skip longer sequences."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; they do not change the result."),

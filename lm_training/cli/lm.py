@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from lm_training.ngram.inputs import Encoder
 
-OUTPUT = typer.Option(
-    ..., "--output", "-o", callback=console.writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
-)
+OUTPUT = typer.Option(..., "--output", "-o", callback=console.writable_file, help="Model: .fst, .arpa or .arpa.gz.")
 END_OF_TEXT = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0.")
 
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
@@ -147,19 +145,11 @@ def train(
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams that change perplexity by less."),
     unk: bool = typer.Option(False, help="Reserve probability for <unk>; else unseen words have natural log -1000."),
     unseen: str = typer.Option(
-        "smoothed",
-        help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 (Kim).",
+        "smoothed", help="Unseen ids: smoothed, each has a share of the mass, or floor, natural log -1000 (Kim)."
     ),
-    vocab_size: int | None = typer.Option(
-        None,
-        min=1,
-        max=1 << 24,
-        help="Token ids are below it; by default the tokenizer's, else up to the highest that occurs.",
-    ),
+    vocab_size: int | None = typer.Option(None, min=1, max=1 << 24, help="Ids are below it; default: the tokenizer's."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
-    tokenizer: str | None = typer.Option(
-        None, help="tokenizer.json, or a model's directory or name, that turns text into tokens, or that made the ids."
-    ),
+    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name; of text or ids."),
     end_of_text: int | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     engine: str = typer.Option("auto", help="sort: count in memory, in passes; spark: on a cluster; auto is sort."),
@@ -167,9 +157,7 @@ def train(
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
     master: str = typer.Option("local[*]", help="Spark's master."),
     work_dir: Path | None = typer.Option(
-        None,
-        callback=console.writable_folder,
-        help="Directory for intermediate files, OUTPUT.work by default; a killed run resumes there.",
+        None, callback=console.writable_folder, help="For intermediate files; OUTPUT.work by default; resumes there."
     ),
 ) -> None:
     """Estimate a backoff model.

@@ -14,9 +14,7 @@ from lm_training.training.training_options import TranslationTraining
 
 @with_options
 def translation(
-    pairs: list[Path] = typer.Argument(
-        ..., help="JSONL files with sentence and translation; or, with --tokenizer, output of `latticebpd distill`."
-    ),
+    pairs: list[Path] = typer.Argument(..., help="JSONL of sentence pairs; or, with --tokenizer, distilled text."),
     validation: Path = VALIDATION,
     output: Path = OUTPUT,
     source: str = typer.Option("en", help="Field of the sentence to translate."),

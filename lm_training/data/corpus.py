@@ -38,11 +38,7 @@ def read_documents(paths: Iterable[PathLike], field: str = "text") -> Iterator[D
     """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
     field: of JSONL objects and rows, with the text.
-
-    Raises:
-        ValueError: a line is no JSON object, or has no string under ``field``; invalid UTF-8; a damaged file. The
-            message names the file and the line or byte.
-        FileNotFoundError: a path does not exist.
+    Raises ValueError: a line is no JSON object or has no string under ``field``; invalid UTF-8; a damaged file.
     """
     return (document_of(record, field) for record in read_records(paths, [field]))
 

@@ -30,7 +30,7 @@ from latticebpd.decoding.generation_config import GenerationSettings, beams_igno
 from latticebpd.decoding.loop import EXACT, RowBatch, generate
 from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
-from latticebpd.lattices.shards import ShardDirectory, shares
+from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -89,10 +89,7 @@ def distilled_directory(path: PathLike) -> ShardDirectory:
 
 
 def _num_shards(settings: dict[str, Any]) -> int:
-    options, prompts = DistillOptions(**settings["options"]), settings["prompts"]
-    if type(prompts) is not int or prompts < 1:
-        raise ValueError(f"{prompts!r} prompts")
-    return -(-prompts // options.shard_prompts)
+    return -(-whole_number(settings, "prompts") // DistillOptions(**settings["options"]).shard_prompts)
 
 
 def load_distilled(directory: PathLike) -> Texts:
@@ -225,15 +222,11 @@ def distill(
     room for the next prompts, those of the next shard included. Rounded weights write other texts: they are among the
     settings.
 
-    Args:
-        prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
-        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        on_batch: called after each batch with the prompts done and the tokens written.
-        states: hidden states to store as well, for existing shards too; their shards are those of the text.
-
-    Raises:
-        ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the
-            model.
+    prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
+    part: ``(i, n)``: make shards i, i + n, i + 2n, ...
+    on_batch: called after each batch with the prompts done and the tokens written.
+    states: hidden states to store as well, for existing shards too; their shards are those of the text.
+    Raises ValueError: the directory holds text of another model or settings, or the prompts do not fit the model.
     """
     index, parts = part
     expect(0 <= index < parts, "a part i/n with 0 <= i < n", f"{index}/{parts}")

@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from fst.files import PathLike, save_array
 from fst.processors import ignore, in_order
-from latticebpd.lattices.shards import ShardDirectory
+from latticebpd.lattices.shards import ShardDirectory, whole_number
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
 from lm_training.data.corpus import document_of
@@ -40,7 +40,6 @@ class Encoding:
     field: of JSONL objects and rows, with a document.
     text_lines: every line of a text file is a document.
     max_tokens: longer sequences are skipped.
-    shard_records: records per shard.
 
     Prompts get the tokenizer's special tokens, as they do in serving; sources thereby end as encoders expect. A chat
     template writes special tokens itself.
@@ -154,13 +153,8 @@ def write_encoded(
 
 def encoded_directory(path: PathLike) -> ShardDirectory:
     """The directory that ``latticebpd train encode`` fills."""
-    return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", count=_num_shards)
-
-
-def _num_shards(settings: dict[str, Any]) -> int:
-    if type(settings["shards"]) is not int or settings["shards"] < 0:
-        raise ValueError(f"{settings['shards']!r} shards")
-    return int(settings["shards"])
+    count = partial(whole_number, name="shards", least=0)
+    return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", count=count)
 
 
 def _prompt_and_answer(encoding: Encoding, record: Record) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ from fst.printable import plain_words
 from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.lattices.shards import ShardDirectory, shares
+from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import first_number
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -78,7 +78,6 @@ class HiddenStates:
     files: the opened shards.  rows: ``[texts, 2]`` shard, and row in it of each text's first state.
     lengths: ``[texts]`` states of each. written: ``[texts]`` how many of them, the last ones, predict written tokens.
     model: hash of the model's weights.  hidden_size: width of a state.
-    whole: whether the prompts' states are stored too.
     """
 
     files: list[Any]
@@ -139,9 +138,7 @@ def load_states(path: PathLike, texts: Texts) -> HiddenStates | None:
     kept = unprompted(texts) if whole else texts
     lengths = kept.answer_lengths
     try:
-        model, size = str(settings["model"]), int(settings["shard_texts"])
-        if size < 1:
-            raise ValueError(f"shard_texts is {size}")
+        model, size = str(settings["model"]), whole_number(settings, "shard_texts")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{directory.path / SETTINGS}: expected settings {expected}: {plain_words(error)}") from error
     paths = directory.files()
@@ -227,9 +224,8 @@ def read_states(
 ) -> list[Tensor]:
     """``[rows, length, hidden]`` the final, normalised hidden states of texts, after those of every layer if asked for.
 
-    Args:
-        inputs: ``[rows, length]`` texts, padded on the right.
-        sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
+    inputs: ``[rows, length]`` texts, padded on the right.
+    sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
     """
     read: dict[str, Any] = {}
     if sources is not None:

@@ -124,13 +124,9 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield the records of files, in order, without blank lines.
 
-    Args:
-        columns: of Parquet files and saved data sets; by default all.
-        text_lines: every line of a text file is a record, instead of the file.
-
-    Raises:
-        ValueError: a file is damaged, or lacks a column.
-        FileNotFoundError: a path does not exist.
+    columns: of Parquet files and saved data sets; by default all.
+    text_lines: every line of a text file is a record, instead of the file.
+    Raises ValueError: a file is damaged, or lacks a column.
     """
     for path in map(Path, paths):
         if path.is_dir():

@@ -63,7 +63,6 @@ class Conversation:
     """How a record's ``messages`` become a prompt in a chat template and an answer, the model's last turn.
 
     chat: the template.  asked: makes the user's only turn and the answer of other fields instead.
-    prompts_only: without answers.
     """
 
     chat: ChatTemplate

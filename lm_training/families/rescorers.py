@@ -67,8 +67,7 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         expect(not BaseModel.of(model).is_encoder_decoder, wanted, got)
         self.data = ModelTexts.of(model, data, "training").texts
         self.validation = ModelTexts.of(model, validation, "validation").texts
-        if not data.num_labels or not validation.num_labels:
-            raise ValueError("expected sequences with tokens behind their prompts, got prompts alone")
+        expect(data.num_labels and validation.num_labels, "sequences with tokens behind their prompts", "prompts alone")
         self.model, self.settings = model, settings
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
 

@@ -30,9 +30,8 @@ CROSS_ENTROPY, PENALTY = 0.25, 0.25
 def selector_losses(drafter: BlockDrafter, logits: Tensor, hidden: Tensor, previous: Tensor, labels: Tensor) -> Tensor:
     """``[n]`` nats.
 
-    Args:
-        logits: ``[n, tokens]`` of the drafted tokens. hidden: ``[n, hidden]`` slot states.
-        previous: ``[n]`` tokens before, of the target's vocabulary. labels: ``[n]`` indices of drafted tokens.
+    logits: ``[n, tokens]`` of the drafted tokens. hidden: ``[n, hidden]`` slot states.
+    previous: ``[n]`` tokens before, of the target's vocabulary. labels: ``[n]`` indices of drafted tokens.
     """
     assert drafter.candidate_selector is not None
     indices = top_k(logits, drafter.config.selector_top_k)[1]
@@ -50,13 +49,10 @@ def teacher_forced(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What a walk along the text sees of lattices, all ``[rows, slots, ...]``.
 
-    Args:
-        labels: ``[rows, slots]`` indices of drafted tokens, -1 where there is none.
-        scores: ``start`` and ``pairs`` of the candidates.
-
-    Returns:
-        Scores ``[..., k]`` after the text's previous token, or the best candidate where it is none; the rank ``[...]``
-        of the text's token among the candidates; whether it and all before it in the block are among them.
+    labels: ``[rows, slots]`` indices of drafted tokens, -1 where there is none.
+    scores: ``start`` and ``pairs`` of the candidates.
+    Returns scores ``[..., k]`` after the text's previous token, or the best candidate where it is none; the rank
+    ``[...]`` of the text's token among the candidates; whether it and all before it in the block are among them.
     """
     right = candidates.indices == labels[..., None]
     inside, ranks = right.any(dim=-1).long().cumprod(dim=-1).bool(), right.long().argmax(dim=-1)
@@ -70,11 +66,10 @@ def reranker_losses(
 ) -> Tensor:
     """``[rows, slots]`` nats, 0 where nothing is learnt.
 
-    Args:
-        scores, ranks, inside: of `teacher_forced`.
-        candidates: ``[rows, slots, k]`` indices of drafted tokens.
-        target: from the target's states to its logits of the drafted tokens.
-        last: ``[rows, slots, hidden]`` its states.
+    scores, ranks, inside: of `teacher_forced`.
+    candidates: ``[rows, slots, k]`` indices of drafted tokens.
+    target: from the target's states to its logits of the drafted tokens.
+    last: ``[rows, slots, hidden]`` its states.
     """
     log_q, rank = scores[inside].log_softmax(dim=-1), ranks[inside][:, None]
     with torch.no_grad():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fst.files import release
+from fst.files import errors_naming, release
 
 
 class GrowingArray:
@@ -29,14 +27,14 @@ class GrowingArray:
         if self.store.directory is None:
             self.pieces.append(piece)
             return
-        with self._named_errors():
+        with errors_naming(self.path, self.path):
             self.file.write(np.ascontiguousarray(piece, self.empty.dtype).data)
 
     def finish(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
         """The array, mapped in this mode if it is in a file."""
         if self.store.directory is None:
             return self.pieces[0] if len(self.pieces) == 1 else np.concatenate([self.empty, *self.pieces])
-        with self._named_errors():
+        with errors_naming(self.path, self.path):
             self.file.seek(0)
             self._write_header()
             self.file.close()
@@ -47,13 +45,6 @@ class GrowingArray:
         shape = (self.length, *self.empty.shape[1:])
         header = {"descr": np.lib.format.dtype_to_descr(self.empty.dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self.file, header)
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 class ArrayStore:

@@ -44,7 +44,6 @@ Report = Callable[[str, int, int | None], object]
 class Recipe:
     """The model to build.
 
-    order: the longest n-grams.
     smoothing: a name in ``lm_training.ngram.smoothing.SMOOTHINGS``.
     min_counts: of each order the count from which on n-grams are kept; the last also of higher orders.
     max_ngrams, prune_theta: the limits of entropy pruning.
@@ -91,9 +90,7 @@ class CountingOptions:
     """How n-grams are counted.
 
     engine: one of ``ENGINES``: sort, in memory, in as many passes over the tokens as it requires; spark; auto is sort.
-    memory: bytes for counting.
-    threads: threads for counting.
-    master: of the Spark cluster.
+    memory: bytes for counting. master: of the Spark cluster.
     """
 
     engine: str = "auto"
@@ -120,10 +117,8 @@ def build(
 
     An interrupted job continues after its last finished stage if it gets the same folder ``work``, which is removed
     when the model is written.  ``output`` appears when it is complete.
-
-    Raises:
-        ValueError: the input cannot be read, is empty or holds ids outside the vocabulary, an option is out of range,
-            the output cannot be written, or another process is writing it.
+    Raises ValueError: the input cannot be read, is empty or holds ids outside the vocabulary, an option is out of
+    range, the output cannot be written, or another process is writing it.
     """
     require_writable(output, "file")
     require_writable(work, "folder")

@@ -82,7 +82,6 @@ class TokenStream:
 
     ids: ``[n]`` integers, in memory or mapped; sentences end with ``SEPARATOR``.
     separator: the id between texts; None for one endless text.
-    highest: the highest id.
     """
 
     ids: np.ndarray
@@ -186,8 +185,7 @@ def count_ngrams(
     """Count the n-grams of orders 1 to ``order``.
 
     min_counts: of each order the count from which on n-grams are listed, the last also of higher orders.
-    memory: bytes for counting.
-    store: where the result goes; by default to memory.
+    memory: bytes for counting. store: where the result goes; by default to memory.
     """
     expect(order >= 1, "an order of at least 1", order)
     store = store or ArrayStore()

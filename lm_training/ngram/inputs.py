@@ -119,7 +119,6 @@ def write_corpus(
 
     encoder: of text; None for files of token ids.
     end_of_text: the id between the documents of such files; None without one.
-    progress: called with the number of tokens so far.
     """
     mapped: str | None = None
     pieces: Iterable[np.ndarray]

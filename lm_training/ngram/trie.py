@@ -46,8 +46,6 @@ def take(values: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
 class ContextGroup:
     """Consecutive contexts of an order with all their n-grams.
 
-    span: the rows of the n-grams.
-    context: the number of the first context.
     first: ``[n]`` bool, the first n-gram of each context.
     """
 

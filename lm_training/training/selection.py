@@ -34,11 +34,10 @@ class Selection:
     def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         """``[predictions, positions]`` weights 1/q of one text's pairs, 0 for pairs that are not scored.
 
-        Args:
-            labelled: ``[predictions, positions]`` whether the pair has a label; other pairs are never scored.
-            importance: ``[predictions]`` the weights ``w_p``.
-            row: random numbers of this text in this step.
-            step: random numbers of this step, the same for all its texts.
+        labelled: ``[predictions, positions]`` whether the pair has a label; other pairs are never scored.
+        importance: ``[predictions]`` the weights ``w_p``.
+        row: random numbers of this text in this step.
+        step: random numbers of this step, the same for all its texts.
         """
         raise NotImplementedError
 

@@ -67,10 +67,8 @@ class BlockFiller:
     ) -> Iterator[Tensor]:
         """``[anchors, slots, hidden]``, a few anchors at a time: the slot states at positions of a finished text.
 
-        tokens: the text.
         layers: ``[n, layers * hidden]`` the target's hidden states at its first n tokens, up to the last anchor.
-        anchors: positions in it, ascending.
-        together: blocks in one pass.
+        anchors: positions in the text, ascending. together: blocks in one pass.
         """
         drafter, device = self.drafter, self.drafter.device
         cache = RowCache(is_encoder_decoder=False)

@@ -349,14 +349,10 @@ class BlockDrafter(nn.Module):
 def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool) -> tuple[Tensor, Tensor]:
     """Positions and mask of blocks side by side: each sees the context before its anchor, and itself.
 
-    Args:
-        anchors: ``[rows, blocks]`` positions of the anchors in their texts.
-        context: columns of the context; column p is a text's position p.
-        causal: whether a block's columns see keys with index <= query index only.
-
-    Returns:
-        ``[rows, blocks * block_size]`` positions, and ``[rows, blocks * block_size, context + blocks * block_size]``
-        bool.
+    anchors: ``[rows, blocks]`` positions of the anchors in their texts.
+    context: columns of the context; column p is a text's position p.
+    causal: whether a block's columns see keys with index <= query index only.
+    Returns positions ``[rows, n]`` and the mask ``[rows, n, context + n]`` bool, n = blocks * block_size.
     """
     rows, blocks = anchors.shape
     device, columns = anchors.device, blocks * block_size

@@ -34,7 +34,6 @@ class PreviousOutputDrafter(Drafter):
     many old ones.
 
     texts: earlier outputs, prompts left out, one for every row of the batch; of a single row, just its tokens.
-    block_size: tokens drafted per call.
     num_nodes: nodes of the tree, where several positions compete.
     max_ngram: longest match looked for after a mismatch.
     max_positions: positions tried at once.

@@ -79,11 +79,7 @@ def weighted_tree(
     the chance that one more copied token is right where all before it were.  As ``keep < 1``, a node comes before its
     children, so the likeliest nodes form a tree; ties go to the path named first.
 
-    paths: guessed continuations.
-    weights: one for each, > 0.
-    keep: between 0 and 1.
-    num_nodes: at most so many nodes.
-    other: weight of everything that no path guesses.
+    weights: of each path, > 0. keep: between 0 and 1. other: weight of everything that no path guesses.
     """
     if not paths:
         return DraftTree.empty()

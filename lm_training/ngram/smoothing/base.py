@@ -82,10 +82,9 @@ class Smoothing(ABC):
         to sum to 1; α, which multiplies 0, is 1.  If they leave nothing to other words of h' (as in rounded models),
         they are scaled to leave ``NO_MASS``, so that α is positive.
 
-        Args:
-            explicit: ``[n]`` p̂(w | h), context after context.
-            lower: ``[n]`` p(w | h') of the same words.
-            starts: ``[contexts]`` index of the first n-gram of each context.
+        explicit: ``[n]`` p̂(w | h), context after context.
+        lower: ``[n]`` p(w | h') of the same words.
+        starts: ``[contexts]`` index of the first n-gram of each context.
         """
         if not len(starts):
             return np.zeros(0), explicit
