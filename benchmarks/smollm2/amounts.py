@@ -65,7 +65,8 @@ def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
     home, trained = (work / "amounts" / f"{slug(name)}{end}" for end in ("", "-heads"))
     amount, _, kind = name.partition(" ")
-    train_heads(texts, work / "held-out.npz", kind or "feed-forward", AMOUNTS[amount][1], trained)
+    more = f"--kind {kind or 'feed-forward'} --steps {AMOUNTS[amount][1]} --batch-size 10"
+    train_heads(texts, work / "held-out.npz", more, trained)
     home.mkdir(exist_ok=True)
     for file in Path(resolved(MODEL)).iterdir():
         if not file.name.startswith("lm.") and not (link := home / file.name).exists():

@@ -34,11 +34,12 @@ MODEL = "smollm2-135m"
 END = 2
 HELD_OUT = 32
 """The answer to every 32nd prompt is held out."""
-HEADS = (
-    "--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,0.7,0.5,0.4,0.3,0.25,0.2,0.2 "
-    "--learning-rate 2e-3 --warmup-steps 50 --batch-size 10 --checkpoint-every 50 --serving-prompts 0"
-)
-"""The weights say how often each head learns: draft trees have fewer and fewer nodes from slot to slot."""
+LATER = "0.7,0.5,0.4,0.3,0.25,0.2,0.2"
+"""How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
+TRAINING = "--learning-rate 2e-3 --warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
+HEADS = f"--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,{LATER} {TRAINING}"
+SPREAD = "--batch-size 40 --head-positions 0.25"
+TRANSITIONS = f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} {TRAINING} --precision bfloat16"
 PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
 PEOPLE += ["code/code-000.jsonl.xz"]
 
@@ -132,17 +133,20 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
 
 
 def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None) -> Path:
-    """Eight conditioned heads, from hidden states that are read once of all training texts or the first ``count``."""
+    """Eight conditioned heads and then their transitions, from hidden states that are read once of all training texts
+    or the first ``count``."""
     if count is not None:
         learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
         train = stage(learn, lambda: chosen.save(learn))
     latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    return train_heads([train], held, "conditioned", steps, work / "heads")
+    marginal = train_heads([train], held, f"--kind conditioned --steps {steps} {SPREAD}", work / "marginal-heads")
+    more = f"{TRANSITIONS} {SPREAD} --steps 1500 --validation"
+    latticebpd("train heads", train, "--model", marginal, more, held, "-o", work / "heads")
+    return work / "heads"
 
 
-def train_heads(texts: Sequence[Path], held: Path, kind: str, steps: int, output: Path) -> Path:
-    options = f"{HEADS} --kind {kind} --model {MODEL} --steps {steps} --validation"
-    latticebpd("train heads", *texts, options, held, "-o", output)
+def train_heads(texts: Sequence[Path], held: Path, more: str, output: Path) -> Path:
+    latticebpd("train heads", *texts, f"{HEADS} {more} --model {MODEL} --validation", held, "-o", output)
     return output
 
 
@@ -162,7 +166,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--text", type=Path, action="append", default=[], help="further texts to learn from")
     parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
-    parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
+    parser.add_argument("--steps", type=int, default=4000, help="updates of the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.text)

@@ -62,6 +62,10 @@ class _Tally:
         self.hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
         self.known[prediction] += len(labels.tokens)
 
+    def mean(self, first: int, weights: np.ndarray) -> float:
+        """Nats a label, each prediction's by its weight, from the prediction ``first`` on."""
+        return round(float(np.average(self.loss[first:] / self.known[first:], weights=weights[first:])), 4)
+
     def record(self, name: str, first: int, counts: np.ndarray) -> dict[str, Any]:
         """From the prediction ``first`` on; counts: ``[predictions]`` labels, with those that heads do not know."""
         mean, shares = self.loss[first:] / self.known[first:], self.hits[:, first:] / counts[first:]
@@ -93,9 +97,13 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         self.validation = HeadSampler(model.base, HeadData.of(validation), "validation", heads, model.shortlist)
         if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and two labels), got none")
-        weights = options.head_weights or (1.0,) * (heads - 1)
-        if len(weights) != heads - 1 or not all(0 <= weight < math.inf for weight in weights) or sum(weights) <= 0:
-            raise ValueError(f"expected {heads - 1} head weights >= 0, not all 0 (heads 2 to {heads}), got {weights}")
+        self.transitions = model.heads.transitions
+        self.heads_frozen = isinstance(options, HeadTraining) and options.freeze_heads
+        weights, first = options.head_weights or (1.0,) * (heads - 1), 2 + self.heads_frozen
+        fits = len(weights) == heads - 1 and all(0 <= weight < math.inf for weight in weights)
+        if not fits or sum(weights[first - 2 :]) <= 0:
+            wanted = f"{heads - 1} head weights >= 0, not all 0 (heads {first} to {heads})"
+            raise ValueError(f"expected {wanted}, got {weights}")
         self.model, self.make_optimizers = model, make_optimizers
         self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
         if data.states is not None and not self.frozen:
@@ -103,10 +111,9 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
         if self.distilled and not self.frozen:
             raise ValueError("expected a frozen base model with --labels model, got --fine-tune; leave one out")
-        self.transitions = model.heads.transitions
-        self.heads_frozen = isinstance(options, HeadTraining) and options.freeze_heads
-        if self.heads_frozen and self.transitions is None:
-            raise ValueError("expected transitions to train with --freeze-heads, got none; add --transitions")
+        if self.heads_frozen and (self.transitions is None or not self.frozen):
+            wanted, got = "transitions and a frozen base model with --freeze-heads", "none, or --fine-tune"
+            raise ValueError(f"expected {wanted}, got {got}; add --transitions")
         self.weights = np.array([0.0 if self.frozen else 1.0, *weights])
         self.coefficients = options.selection.coefficients(self.weights)
         self.tokens_per_step = round(options.batch_size * len(data.texts.tokens) / len(data.texts))
@@ -196,7 +203,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """Mean cross-entropy of every predictor, the heads' accuracy, and block efficiency of decoding.
+        """Mean cross-entropy of what learns and of every predictor, accuracy, and block efficiency of decoding.
 
         A label that is not on the heads' shortlist is in no loss and counts as missed.
         """
@@ -214,11 +221,11 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
                     after.add(prediction, self.transition_logits(prediction, read, batch, short), labels)
         if not own.known.all():
             return {}
-        mean = own.loss / own.known
+        base = float(own.loss[0] / own.known[0])
         record: dict[str, Any] = {
-            "loss": round(float(mean[1:] @ (self.weights[1:] / self.weights[1:].sum())), 4),
-            "base_loss": round(float(mean[0]), 4),
-            "base_perplexity": round(math.exp(min(mean[0], 700.0)), 2),
+            "loss": after.mean(2, self.weights) if self.heads_frozen else own.mean(1, self.weights),
+            "base_loss": round(base, 4),
+            "base_perplexity": round(math.exp(min(base, 700.0)), 2),
             **own.record("head", 1, counts),
         }
         if self.model.shortlist is not None:

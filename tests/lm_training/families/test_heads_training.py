@@ -135,8 +135,14 @@ def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: 
     assert sum(learnt["validation"]["transition_losses"]) < 0.9 * sum(wanted)
     train_heads(model, data, data, tmp_path / "both", replace(options, steps=4, freeze_heads=False))
     assert all(not torch.equal(weight, before[name]) for name, weight in model.heads.state_dict().items())
-    with pytest.raises(ValueError, match="expected transitions to train with --freeze-heads, got none"):
+    with pytest.raises(ValueError, match="expected transitions and a frozen base model with --freeze-heads, got none"):
         train_heads(untrained(kind), data, data, tmp_path / "none", options)
+    new = untrained(kind)
+    new.heads.add_transitions(7)
+    with pytest.raises(ValueError, match="or --fine-tune; add --transitions"):
+        train_heads(new, data, data, tmp_path / "none", replace(options, fine_tune=True))
+    with pytest.raises(ValueError, match=r"expected 4 head weights >= 0, not all 0 \(heads 3 to 5\)"):
+        train_heads(model, data, data, tmp_path / "none", replace(options, head_weights=(1.0, 0.0, 0.0, 0.0)))
 
 
 def test_dropout_of_a_frozen_base_is_off(distilled: Path, tmp_path: Path) -> None:
