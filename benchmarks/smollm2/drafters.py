@@ -45,6 +45,7 @@ from benchmarks.smollm2.make import HERE, MODEL, own_text
 from fst.files import temporary_beside, write_text
 from latticebpd import DraftTree, LatticeDrafter, Loaded, NoDrafter, load
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.texts import Texts
@@ -81,7 +82,7 @@ LEARNED = {
 TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
 LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
 """Drafters by strength, 64 arcs a slot."""
-HEADS, TIED = "heads, 16 arcs", "heads + transitions"
+HEADS, TIED = "heads, 16 arcs", "transitions"
 LATTICES = (HEADS, TIED, "block", *LEARNED)
 """The heads' and the last block drafter's lattices and learned ones, 16 arcs a slot."""
 OVER = {TIED: HEADS} | dict.fromkeys(LEARNED, "block")
@@ -99,7 +100,6 @@ GAINS = (
     ("tree", "walk"), ("tree", "beam"), ("tree", "paths"), ("tree, 4-gram", "tree"), ("drafter calibrated", "tree"),
     ("calibrated, no text", "drafter calibrated"), ("calibrated", "calibrated, no text"),
 )  # fmt: skip
-"""Systems whose difference is shown."""
 
 
 # ---------------------------------------------------------------- drafters and their lattices
@@ -139,8 +139,8 @@ def drafter(work: Path, name: str) -> Path:
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    marginal = () if name == TIED else ("--no-bigram",)
-    own = marginal if name.startswith("heads") else ("--drafter-model", drafter(work, name))
+    heads = {"heads": ("--no-bigram",), HEADS: ("--no-bigram",), TIED: ()}
+    own = heads.get(name, ("--drafter-model", drafter(work, name)))
     return lattices_of(work, name, f"--model {MODEL} -k {16 if name in LATTICES else 64}", *own)
 
 
@@ -233,8 +233,9 @@ def replayed(name: str, texts: Sequence[trees.Answer], made: Mapping[str, Any]) 
     """A drafter's replays by every strategy, and the oracle's."""
 
     def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
-        source, every = SavedTopK(answer.lattices), {**made, "oracle": trees.Following(answer)}
-        return {system: LatticeDrafter(source, each) for system, each in every.items()}
+        source = SavedTopK(answer.lattices)
+        every = {system: LatticeDrafter(source, each) for system, each in made.items()}
+        return {**every, "oracle": HindsightDrafter(source, answer.tokens[answer.prompt_length :])}
 
     return trees.replayed("drafter", [(name, texts, systems)])
 
@@ -269,7 +270,7 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     common.set_up()
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in LATTICES:
-        own = None if name.startswith("heads") else drafter(work, name)
+        own = None if name in (HEADS, TIED) else drafter(work, name)
         loaded = load(MODEL, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:

@@ -27,8 +27,9 @@ import fst
 from benchmarks.common import Interval, err, options, pooled, read_csv, table, write_csv
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, LatticeSet, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.saved_top_k import SavedTopK
-from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Vanilla
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Vanilla
 from latticebpd.lattices.sausage import PADDING, permuted
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring import blocks
@@ -73,8 +74,6 @@ VARIANTS = {
     "less heads": tuple(name for name in FEATURES if name not in ("log_prob", "mass")),
 }
 """Features that may have a weight: each part added in turn, then each taken away in turn."""
-
-
 CONSTANTS = {
     "sure": (0.4, 0.6, 0.8, 0.9, 1.01),
     "keep": (0.75, 0.8, 0.85, 0.9),
@@ -92,16 +91,6 @@ class Answer:
     tokens: list[int]
     prompt_length: int
     lattices: LatticeSet
-
-
-@dataclass(frozen=True, eq=False)
-class Following:
-    """An oracle's drafts: it knows the text."""
-
-    answer: Answer
-
-    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Any]) -> list[DraftTree]:
-        return Oracle().draft(lattices, [self.answer.tokens[len(context) :] for context in contexts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +205,7 @@ def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
             "1-best": drafter(NBestPaths(tuned["1-best"], 1)),
             "16-best:0-gram": drafter(NBestPaths(plain, 16)),
             "16-best": drafter(NBestPaths(tuned["16-best"], 16)),
-            "oracle": drafter(Following(answer)),
+            "oracle": HindsightDrafter(source, answer.tokens[answer.prompt_length :]),
         }
         for size in SIZES:
             tree, copies = BestTree(tuned[f"{size}-tree"], size), {"block_size": size, "num_nodes": size}
