@@ -58,7 +58,7 @@ class Settings:
 TOY = Settings(max_new_tokens=64, k=16, p=16, num_nodes=64, threads=1, num_prompts=8, every_system=True)
 """For the bundled model, which is so small that one thread is as fast as two."""
 REAL = Settings(
-    max_new_tokens=48, k=64, p=None, num_nodes=SMALL, threads=None, num_prompts=4, every_system=False
+    max_new_tokens=48, k=32, p=None, num_nodes=SMALL, threads=None, num_prompts=4, every_system=False
 )  # fmt: skip
 """For any other: what a model of 135M parameters decodes in a minute and a half on two cores."""
 
