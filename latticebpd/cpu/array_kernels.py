@@ -23,6 +23,20 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(indices, values - totals, strict=True))
 
 
+class Int8Matrix:
+    """A product with weights ``[inputs, outputs]``, rounded to 8 bits: a quarter of the memory to read."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        rows = np.ascontiguousarray(weights.T, np.float32)
+        self._weights, self._outputs = _kernels.Int8Weights(rows.ctypes.data, *rows.shape), len(rows)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """``[n, inputs]`` -> ``[n, outputs]``."""
+        given, products = np.ascontiguousarray(x, np.float32), np.empty((len(x), self._outputs), np.float32)
+        self._weights.multiply(given.ctypes.data, len(given), products.ctypes.data, num_threads())
+        return products
+
+
 class Int8HeadKernels:
     """Feed-forward heads, rounded to 8 bits.  up, down: ``[heads, inputs, inner]`` and ``[heads, inner, hidden]``; the
     first ``hidden`` inputs are the state, which heads add to."""

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.array_kernels import Int8HeadKernels
+from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8Matrix
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.chains import chain_weights
@@ -93,7 +93,7 @@ class EngineHeads:
 
 
 class EngineTransitions:
-    """Scores of a slot's tokens after those of the slot before, as of ``BlockwiseLM.pair_scores``.
+    """Scores of a slot's tokens after those of the slot before: ``BlockwiseLM.pair_scores`` with weights of 8 bits.
 
     What tokens bring is computed when they are first drafted, and kept.
     """
@@ -103,22 +103,23 @@ class EngineTransitions:
     ) -> None:
         """up, down: ``[2 hidden, width]`` and ``[width, hidden]``. ids: ``[n]`` the tokens that heads know.
         embeddings: from ids to the output embedding's rows."""
-        self._own, self._before = np.split(up.astype(np.float32), 2)
-        self._down, self._ids, self._embeddings = down.astype(np.float32).T, ids, embeddings
+        self._own, self._before = map(Int8Matrix, np.split(up, 2))
+        self._down, self._ids, self._embeddings = Int8Matrix(down.T), ids, embeddings
         self._read, self._added = np.empty((2, len(ids), up.shape[1]), np.float32)
-        self._known = np.zeros(len(ids), bool)
+        self._is_read, self._is_added = np.zeros((2, len(ids)), bool)
 
     def pair_scores(self, states: np.ndarray, best: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
         """``[rows, slots - 1, k, k]``.  states: ``[rows, slots, hidden]``.  best: ``[rows, slots, k]`` indices of
         ``ids``."""
-        new = np.unique(best[~self._known[best]])
-        if len(new):
-            embeddings = self._embeddings(self._ids[new])
-            self._read[new], self._added[new] = _normalised(embeddings) @ self._before, embeddings @ self._down
-            self._known[new] = True
-        inner = (states[:, 1:] @ self._own)[:, :, None] + self._read[best[:, :-1]]
+        before, after = best[:, :-1], best[:, 1:]
+        if len(new := np.unique(before[~self._is_read[before]])):
+            self._read[new], self._is_read[new] = self._before(_normalised(self._embeddings(self._ids[new]))), True
+        if len(new := np.unique(after[~self._is_added[after]])):
+            self._added[new], self._is_added[new] = self._down(self._embeddings(self._ids[new])), True
+        own = self._own(states[:, 1:].reshape(-1, states.shape[2])).reshape(*states[:, 1:].shape[:2], 1, -1)
+        inner = own + self._read[before]
         inner *= 0.5 + 0.5 * np.tanh(0.5 * inner)  # silu, which does not overflow so
-        scores: np.ndarray = inner @ self._added[best[:, 1:]].swapaxes(-1, -2)
+        scores: np.ndarray = inner @ self._added[after].swapaxes(-1, -2)
         scores += log_probs[:, 1:, None]
         return scores
 

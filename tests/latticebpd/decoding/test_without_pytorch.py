@@ -136,9 +136,9 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
             np.testing.assert_array_equal(ours.tokens, theirs.tokens)
             if ours.transitions is None or theirs.transitions is None:
                 assert ours == theirs
-            else:  # sums in another order
-                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-3)
-                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=1e-3)
+            else:  # the engine rounds them to 8 bits
+                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.05)
+                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.1)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
         source.lattices([State(0, [1, 2], 1, None, 3)])
     plain: Any = load(llama, bigram=False).source
