@@ -20,7 +20,7 @@ ALPHA: Any = typer.Option(None, min=0.0, help="Weight of --lm; by default the on
 MODEL: Any = typer.Option(
     None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default the bundled model."
 )
-K: Any = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; by default 16, or as the calibration has it.")
+K: Any = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; by default 16, more for larger calibrated trees.")
 CHAT: Any = typer.Option(None, help="Format texts in the tokenizer's chat template; by default if it has one.")
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
 DRAFTER_MODEL: Any = typer.Option(

@@ -6,6 +6,9 @@ from latticebpd.drafters.family import FamilySource
 from latticebpd.drafters.system_names import CALIBRATED, COPIES, SystemName
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
 
+ARCS = 16
+"""Arcs per slot, where nothing asks for others."""
+
 
 def default_system(
     source: FamilySource | None,
@@ -34,10 +37,14 @@ def default_system(
 
 def lattice_shape(k: int | None, slots: int | None, system: str, lm: LanguageModel) -> tuple[int, int | None]:
     """Arcs per slot, and slots: as given, else what a calibrated system was fitted to and needs, else 16 and None (all
-    slots)."""
+    slots).
+
+    More than 16 arcs bring trees of up to 16 nodes nothing (`benchmarks/smollm2/trees.md`) and cost time.
+    """
     calibration = calibrated_scorer(lm).calibration if system.endswith(f"-{CALIBRATED}") and is_calibrated(lm) else None
     if calibration is None:
-        return 16 if k is None else k, slots
+        return ARCS if k is None else k, slots
+    nodes = SystemName.parse(system.removeprefix(f"{COPIES}+")).size
     if slots is None and calibration.slots is not None:  # a tree is no deeper than its number of nodes
-        slots = min(calibration.slots, SystemName.parse(system.removeprefix(f"{COPIES}+")).size)
-    return calibration.k if k is None else k, slots
+        slots = min(calibration.slots, nodes)
+    return min(calibration.k, max(ARCS, nodes)) if k is None else k, slots

@@ -165,6 +165,8 @@ def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path
         assert lattice_shape(3, 1, "16-calibrated", lm) == (3, 1)
         assert lattice_shape(None, None, "copies+1-calibrated", lm) == (K, None if slots is None else 1)
         assert lattice_shape(None, None, "16-tree", lm) == (16, None)
+        replace(fitted, slots=slots, k=48).save(calibration_path(lm))
+        assert [lattice_shape(None, 1, f"{nodes}-calibrated", lm)[0] for nodes in (2, 16, 30, 64)] == [16, 16, 30, 48]
     with pytest.raises(ValueError, match="slots >= 1"):
         replace(fitted, slots=0)
 
