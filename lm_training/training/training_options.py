@@ -136,7 +136,7 @@ class HeadTraining(HeadLosses, LoopOptions):
     fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")
     base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
     freeze_heads: bool = option(
-        False, "With --warm-start --transitions: train the transitions alone.", flag="--freeze-heads/--train-heads"
+        False, "With --warm-start --transitions: train only the transitions.", flag="--freeze-heads/--train-heads"
     )
     fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
     validation_sequences: int = option(64, free=True, min=1)

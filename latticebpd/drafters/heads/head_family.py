@@ -56,12 +56,11 @@ class HeadLattices(HeadSource):
 
     def _lattices(self, hidden: Tensor, following: Tensor, slots: int | None) -> tuple[list[SausageLattice], Tensor]:
         """Those of ``[n, hidden]`` states and the tokens after them, and the logits ``[n, slots, tokens]``."""
-        inputs, output = self.heads.head_inputs(hidden, following), self.heads.head_projection
         if not self.has_transitions:
-            logits = self.heads.heads.logits(inputs, output, slots)
+            logits = self.heads.head_logits(hidden, slots, following)
             return lattices_from_logits(logits, self.k, self._shortlist), logits
-        states = self.heads.heads(inputs, slots)
-        logits = output(states)
+        states = self.heads.heads(self.heads.head_inputs(hidden, following), slots)
+        logits = self.heads.head_projection(states)
         drawn = lattices_from_logits(logits, self.k, self._shortlist)
         tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
         given = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
