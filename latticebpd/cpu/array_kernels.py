@@ -31,9 +31,9 @@ class Int8Matrix:
         self._weights, self._outputs = _kernels.Int8Weights(rows.ctypes.data, *rows.shape), len(rows)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """``[n, inputs]`` -> ``[n, outputs]``."""
-        given, products = np.ascontiguousarray(x, np.float32), np.empty((len(x), self._outputs), np.float32)
-        self._weights.multiply(given.ctypes.data, len(given), products.ctypes.data, num_threads())
+        """``[..., inputs]`` -> ``[..., outputs]``."""
+        given, products = np.ascontiguousarray(x, np.float32), np.empty((*x.shape[:-1], self._outputs), np.float32)
+        self._weights.multiply(given.ctypes.data, given.size // x.shape[-1], products.ctypes.data, num_threads())
         return products
 
 

@@ -49,11 +49,8 @@ class _Tally:
     """Nats and ranks of labels, by prediction."""
 
     def __init__(self, predictions: int) -> None:
-        self.loss, self.known, self.hits = (
-            np.zeros(predictions),
-            np.zeros(predictions),
-            np.zeros((len(TOP), predictions)),
-        )
+        self.loss, self.known = np.zeros((2, predictions))
+        self.hits = np.zeros((len(TOP), predictions))
 
     def add(self, prediction: int, logits: Tensor, labels: Labels) -> None:
         values = logits.float()
@@ -167,9 +164,8 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             total = total + losses @ self._coefficients(taught.start, losses)
             parts = ({} if self.frozen else {"base_loss": losses[0]}) | {"head_losses": losses[int(not self.frozen) :]}
         if self.transitions is not None:
-            losses = torch.stack(
-                [self._transition_loss(each, read, batch, short) for each in taught[2 - taught.start :]]
-            )
+            tied = range(2, self.model.num_heads)
+            losses = torch.stack([self._transition_loss(each, read, batch, short) for each in tied])
             total = total + losses @ self._coefficients(2, losses)
             parts["transition_losses"] = losses
         return {"loss": total, **parts}

@@ -43,7 +43,7 @@ class EngineHeads:
         config = json.loads((folder / HEADS_CONFIG).read_text(encoding="utf-8"))
         weights = load_file(folder / HEADS_WEIGHTS)
         up, down, tokens = weights["up"], weights["down"], weights.get("shortlist")
-        ties = [weights[name] for name in TRANSITIONS if name in weights]
+        ties, width = [weights[name] for name in TRANSITIONS if name in weights], config.get("transition_size")
         sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
         every = np.arange(target.vocab_size) if tokens is None else tokens
         inputs = INPUTS[config["kind"]] * sizes[0]
@@ -56,7 +56,7 @@ class EngineHeads:
             count >= 1 and up.shape == (count, inputs, sizes[1]) and down.shape == (count, *sizes[::-1]),
             all(each.dtype.kind == "f" for each in (up, down, *ties)),
             weights.keys() <= {"up", "down", "shortlist", *TRANSITIONS},
-            [each.shape for each in ties] == _transition_shapes(sizes[0], config.get("transition_size")),
+            [each.shape for each in ties] == ([(1, 2 * sizes[0], width), (1, width, sizes[0])] if width else []),
             config.get("shortlist") == (None if tokens is None else len(tokens)),
             every.ndim == 1 and len(every) and every.dtype == np.int64 and (every[1:] > every[:-1]).all(),
             every[0] >= 0 and every[-1] < target.vocab_size,
@@ -93,45 +93,48 @@ class EngineHeads:
 
 
 class EngineTransitions:
-    """Scores of a slot's tokens after those of the slot before: ``BlockwiseLM.pair_scores`` with weights of 8 bits.
-
-    What tokens bring is computed when they are first drafted, and kept.
-    """
+    """Scores of a slot's tokens after those of the slot before: ``BlockwiseLM.pair_scores`` with weights of 8 bits."""
 
     def __init__(
         self, up: np.ndarray, down: np.ndarray, ids: np.ndarray, embeddings: Callable[[np.ndarray], np.ndarray]
     ) -> None:
         """up, down: ``[2 hidden, width]`` and ``[width, hidden]``. ids: ``[n]`` the tokens that heads know.
         embeddings: from ids to the output embedding's rows."""
-        self._own, self._before = map(Int8Matrix, np.split(up, 2))
-        self._down, self._ids, self._embeddings = Int8Matrix(down.T), ids, embeddings
-        self._read, self._added = np.empty((2, len(ids), up.shape[1]), np.float32)
-        self._is_read, self._is_added = np.zeros((2, len(ids)), bool)
+        self._own, before = map(Int8Matrix, np.split(up, 2))
+        added, shape = Int8Matrix(down.T), (len(ids), up.shape[1])
+        self._read = KeptRows(lambda new: before(_normalised(embeddings(ids[new]))), *shape)
+        self._added = KeptRows(lambda new: added(embeddings(ids[new])), *shape)
 
     def pair_scores(self, states: np.ndarray, best: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
         """``[rows, slots - 1, k, k]``.  states: ``[rows, slots, hidden]``.  best: ``[rows, slots, k]`` indices of
         ``ids``."""
         before, after = best[:, :-1], best[:, 1:]
-        if len(new := np.unique(before[~self._is_read[before]])):
-            self._read[new], self._is_read[new] = self._before(_normalised(self._embeddings(self._ids[new]))), True
-        if len(new := np.unique(after[~self._is_added[after]])):
-            self._added[new], self._is_added[new] = self._down(self._embeddings(self._ids[new])), True
-        own = self._own(states[:, 1:].reshape(-1, states.shape[2])).reshape(*states[:, 1:].shape[:2], 1, -1)
-        inner = own + self._read[before]
+        inner = self._own(states[:, 1:])[:, :, None] + self._read(before)
         inner *= 0.5 + 0.5 * np.tanh(0.5 * inner)  # silu, which does not overflow so
-        scores: np.ndarray = inner @ self._added[after].swapaxes(-1, -2)
+        scores: np.ndarray = inner @ self._added(after).swapaxes(-1, -2)
         scores += log_probs[:, 1:, None]
         return scores
+
+
+class KeptRows:
+    """The rows ``[count, width]`` of a table, each computed when it is first asked for, and kept."""
+
+    def __init__(self, compute: Callable[[np.ndarray], np.ndarray], count: int, width: int) -> None:
+        """compute: from ``[n]`` indices to their rows."""
+        self._compute, self._rows, self._known = compute, np.empty((count, width), np.float32), np.zeros(count, bool)
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """``[...]`` -> ``[..., width]``."""
+        if len(new := np.unique(indices[~self._known[indices]])):
+            self._rows[new], self._known[new] = self._compute(new), True
+        rows: np.ndarray = self._rows[indices]
+        return rows
 
 
 def _normalised(embeddings: np.ndarray) -> np.ndarray:
     """``[..., hidden]``, each over its root mean square."""
     scaled: np.ndarray = embeddings / np.sqrt(np.square(embeddings).mean(axis=-1, keepdims=True) + TOKEN_EPSILON)
     return scaled
-
-
-def _transition_shapes(hidden: int, width: int | None) -> list[tuple[int, ...]]:
-    return [(1, 2 * hidden, width), (1, width, hidden)] if width else []
 
 
 class EngineHeadLattices(HeadSource):

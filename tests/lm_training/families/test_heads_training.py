@@ -117,8 +117,8 @@ def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: 
             for head in range(1, 4):
                 for position in range(prompt - 1, len(text) - 2 - head):
                     read = model.with_tokens(states[position, head], ids[position + 1 + head])
-                    said = model.projection(model.heads.transitions(read)[0]).log_softmax(-1)  # type: ignore[misc]
-                    losses[head - 1].append(-float(said[text[position + 2 + head]]))
+                    after = model.projection(model.heads.transitions(read)[0]).log_softmax(-1)  # type: ignore[misc]
+                    losses[head - 1].append(-float(after[text[position + 2 + head]]))
     options = replace(QUICK, objective="joint", steps=1, batch_size=len(data), learning_rate=0.0)
     train_heads(model, data, data, tmp_path / "still", options)
     record = json.loads((tmp_path / "still/training-log.jsonl").read_text())
