@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ from lm_training.training.training_options import BlockwiseTraining, HeadTrainin
 
 TOP = (1, 4, 16)
 """Accuracy is the share of labels among so many best tokens."""
+ROWS = 16
+"""A head's labels are padded to a multiple of it: oneDNN compiles a bfloat16 product for every number of rows."""
+
+
+def _counts(labels: Sequence[Labels]) -> list[int]:
+    return [len(each.tokens) for each in labels]
 
 
 class _Tally:
@@ -52,12 +58,14 @@ class _Tally:
         self.loss, self.known = np.zeros((2, predictions))
         self.hits = np.zeros((len(TOP), predictions))
 
-    def add(self, prediction: int, logits: Tensor, labels: Labels) -> None:
-        values = logits.float()
-        self.loss[prediction] += float(F.cross_entropy(values, labels.tokens, reduction="sum"))
-        rank = (values > values.gather(1, labels.tokens[:, None])).sum(dim=1)
-        self.hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
-        self.known[prediction] += len(labels.tokens)
+    def add(self, first: int, logits: Tensor, labels: Sequence[Labels]) -> None:
+        """Of consecutive predictions."""
+        for prediction, (values, each) in enumerate(zip(logits.split(_counts(labels)), labels, strict=True), first):
+            values = values.float()
+            self.loss[prediction] += float(F.cross_entropy(values, each.tokens, reduction="sum"))
+            rank = (values > values.gather(1, each.tokens[:, None])).sum(dim=1)
+            self.hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
+            self.known[prediction] += len(each.tokens)
 
     def mean(self, first: int, weights: np.ndarray) -> float:
         """Nats a label, each prediction's by its weight, from the prediction ``first`` on."""
@@ -135,57 +143,66 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             hidden = self.hidden(batch)
             return hidden.to(self.model.heads.dtype), self.model.head_inputs(hidden, batch.following)
 
-    def logits(self, prediction: int, read: tuple[Tensor, Tensor], positions: Tensor, short: Projection) -> Tensor:
-        """``[n, tokens]`` at positions, of the base model (0), or of a head over its shortlist, by ``short``."""
-        heads, head = self.model.heads, prediction - 1
-        rows = read[prediction > 0][positions]
-        return heads.project(head, heads.alone(head, rows), short) if prediction else self.model.projection(rows)
+    def states(self, inputs: Tensor, labels: Sequence[Labels]) -> Tensor:
+        """``[labels, hidden]`` every head's states at its labels' positions, one head after the other."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.heads_frozen):
+            return self.model.heads.states_of([inputs[each.positions] for each in labels])
+
+    def head_logits(self, states: Tensor, labels: Sequence[Labels], short: Projection) -> Tensor:
+        """``[labels, tokens]`` of all heads, over their shortlist, by ``short``."""
+        return self.model.heads.project(states, _counts(labels), short)
 
     def transition_logits(
-        self, prediction: int, read: tuple[Tensor, Tensor], batch: HeadBatch, short: Projection
+        self, states: Tensor, labels: Sequence[Labels], following: Tensor, short: Projection
     ) -> Tensor:
-        """``[n, tokens]`` of a head's labels, after the tokens before them."""
+        """``[labels of heads 3 to h, tokens]``, after the text's tokens before them.
+
+        states: of the labels of heads 2 to h.  following: of the batch.
+        """
         assert self.transitions is not None
-        positions = batch.labels[prediction].positions
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.heads_frozen):
-            states = self.model.heads.alone(prediction - 1, read[1][positions])
-        before = batch.following[positions + prediction - 1]  # a text's positions are consecutive rows
-        return short(self.transitions.alone(0, self.model.with_tokens(states, before)))
+        # A text's positions are consecutive rows.
+        before = torch.cat([each.positions + ahead for ahead, each in enumerate(labels[1:], 1)])
+        inputs = self.model.with_tokens(states[len(states) - len(before) :], following[before])
+        return short(self.transitions.alone(0, inputs))
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``, but for frozen ones;
         ``transition_losses``: ``[heads - 2]``, where there are transitions; all in nats."""
-        read, taught = self.read(batch), range(int(self.frozen), self.model.num_heads)
+        hidden, inputs = self.read(batch)
+        base, *labels = (each.padded(ROWS) for each in batch.labels)
         short = self.model.head_projection  # the shortlist's rows are gathered once
+        states = self.states(inputs, labels)
         parts: dict[str, Tensor] = {}
-        total = read[0].new_zeros(())
+        total = hidden.new_zeros(())
+        if not self.frozen:
+            parts["base_loss"] = self._losses(self.model.projection(hidden[base.positions]), [base])[0]
+            total = total + parts["base_loss"] * self.coefficients[0]
+        targets = None
+        if self.distilled:
+            with torch.no_grad():  # a text's states are consecutive rows
+                later = torch.cat([each.positions + ahead for ahead, each in enumerate(labels, 1)])
+                targets = short(hidden[later]).float().softmax(dim=-1)
         if not self.heads_frozen:
-            losses = torch.stack([self._loss(each, read, batch.labels[each], short) for each in taught])
-            total = total + losses @ self._coefficients(taught.start, losses)
-            parts = ({} if self.frozen else {"base_loss": losses[0]}) | {"head_losses": losses[int(not self.frozen) :]}
+            parts["head_losses"] = self._losses(self.head_logits(states, labels, short), labels, targets)
+            total = total + parts["head_losses"] @ self._coefficients(1, total)
         if self.transitions is not None:
-            tied = range(2, self.model.num_heads)
-            losses = torch.stack([self._transition_loss(each, read, batch, short) for each in tied])
-            total = total + losses @ self._coefficients(2, losses)
-            parts["transition_losses"] = losses
+            logits = self.transition_logits(states, labels, batch.following, short)
+            targets = None if targets is None else targets[len(targets) - len(logits) :]
+            parts["transition_losses"] = self._losses(logits, labels[1:], targets)
+            total = total + parts["transition_losses"] @ self._coefficients(2, total)
         return {"loss": total, **parts}
 
     def _coefficients(self, first: int, like: Tensor) -> Tensor:
         return torch.as_tensor(self.coefficients[first:], dtype=like.dtype, device=like.device)
 
-    def _loss(self, prediction: int, read: tuple[Tensor, Tensor], labels: Labels, short: Projection) -> Tensor:
-        logits = self.logits(prediction, read, labels.positions, short).float()
-        targets = labels.tokens
-        if prediction and self.distilled:
-            with torch.no_grad():  # a text's states are consecutive rows
-                targets = short(read[0][labels.positions + prediction]).float().softmax(dim=-1)
-        return (F.cross_entropy(logits, targets, reduction="none") * labels.weights).sum()
+    def _losses(self, logits: Tensor, labels: Sequence[Labels], targets: Tensor | None = None) -> Tensor:
+        """``[predictions]`` nats.
 
-    def _transition_loss(
-        self, prediction: int, read: tuple[Tensor, Tensor], batch: HeadBatch, short: Projection
-    ) -> Tensor:
-        logits, labels = self.transition_logits(prediction, read, batch, short).float(), batch.labels[prediction]
-        return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
+        logits: ``[labels, tokens]``.  targets: probabilities of the same shape, in place of the labels' tokens.
+        """
+        tokens, weights = (torch.cat([getattr(each, name) for each in labels]) for name in ("tokens", "weights"))
+        losses = F.cross_entropy(logits.float(), tokens if targets is None else targets, reduction="none") * weights
+        return torch.stack([part.sum() for part in losses.split(_counts(labels))])
 
     def train(self, mode: bool = True) -> BlockwiseObjective:
         """A frozen base model stays in evaluation mode, without dropout."""
@@ -209,12 +226,14 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         short = self.model.head_projection
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])
-            read = self.read(batch)
+            hidden, inputs = self.read(batch)
+            known, *labels = batch.labels
             counts += np.maximum(lengths[index] - np.arange(len(counts)), 0)
-            for prediction, labels in enumerate(batch.labels):
-                own.add(prediction, self.logits(prediction, read, labels.positions, short), labels)
-                if prediction > 1 and self.transitions is not None:
-                    after.add(prediction, self.transition_logits(prediction, read, batch, short), labels)
+            states = self.states(inputs, labels)
+            own.add(0, self.model.projection(hidden[known.positions]), [known])
+            own.add(1, self.head_logits(states, labels, short), labels)
+            if self.transitions is not None:
+                after.add(2, self.transition_logits(states, labels, batch.following, short), labels[1:])
         if not own.known.all():
             return {}
         base = float(own.loss[0] / own.known[0])
@@ -310,7 +329,8 @@ def train_heads(
             # Some weights are constants, such as Marian's sinusoidal positions.
             taught = [parameter for parameter in model.base.parameters() if parameter.requires_grad]
             groups.append({"params": taught, "lr": options.base_learning_rate})
-        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
+        fused = process.device.type == "cpu" and not options.fsdp
+        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay, fused=fused)]
 
     identity = {
         "base": base,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.lattices.texts import Texts, padded
@@ -34,6 +35,11 @@ class Labels:
     positions: Tensor
     tokens: Tensor
     weights: Tensor
+
+    def padded(self, multiple: int) -> Labels:
+        """With labels of weight 0 at the first row, up to a multiple of their number."""
+        missing = -len(self.tokens) % multiple
+        return Labels(*(F.pad(each, (0, missing)) for each in (self.positions, self.tokens, self.weights)))
 
 
 @dataclass(frozen=True, eq=False)

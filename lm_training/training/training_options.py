@@ -44,7 +44,7 @@ class LoopOptions:
 
     steps: int = option(2000, "Updates in all; a finished run can be extended.", free=True, min=1)
     learning_rate: float = option(1e-3, "AdamW's peak rate.", min=0.0)
-    weight_decay: float = option(0.01, min=0.0)
+    weight_decay: float = option(0.01, "How fast weights decay; 1 keeps heads from memorising their texts.", min=0.0)
     warmup_steps: int = option(100, "Updates until the rates peak.", min=0)
     accumulate: int = option(1, "Parts of a batch whose gradients are added up, to save memory.", free=True, min=1)
     precision: str = option("float32", "float32, or bfloat16: mixed precision.", choices=PRECISIONS)

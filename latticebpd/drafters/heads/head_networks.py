@@ -19,6 +19,7 @@ that token; without it a slot does not know what was drafted before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from typing import ClassVar
 
@@ -87,8 +88,15 @@ class Heads(nn.Module):
         states = torch.stack([self.alone(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
         return states.reshape(*inputs.shape[:-1], states.shape[1], self.hidden_size)
 
-    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]``: one head's logits; ``output`` is the base model's projection."""
+    def states_of(self, rows: Sequence[Tensor]) -> Tensor:
+        """``[n, inputs]`` of each head, with its own n -> ``[n of all, hidden]``: their states, one after the other."""
+        return torch.cat([self.alone(index, inputs) for index, inputs in enumerate(rows)])
+
+    def project(self, states: Tensor, counts: Sequence[int], output: Projection) -> Tensor:
+        """``[n of all, hidden]`` -> ``[n of all, vocab]``: logits of so many states of each head.
+
+        output: the base model's projection.
+        """
         return output(states)
 
     def logits(self, inputs: Tensor, output: Projection, slots: int | None = None) -> Tensor:
@@ -113,7 +121,15 @@ class BlockHeads(Heads):
         self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
 
     def alone(self, index: int, inputs: Tensor) -> Tensor:
-        return inputs[:, : self.hidden_size] + F.silu(inputs @ self.up[index]) @ self.down[index]
+        return self._states(inputs, self.up[index], self.down[index])
+
+    def states_of(self, rows: Sequence[Tensor]) -> Tensor:
+        # Each head's gradient alone would be as large as all heads' weights.
+        heads = zip(rows, self.up.unbind(), self.down.unbind(), strict=True)
+        return torch.cat([self._states(*each) for each in heads])
+
+    def _states(self, inputs: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return inputs[:, : self.hidden_size] + F.silu(inputs @ up) @ down
 
     def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
         shape = (*inputs.shape[:-1], len(range(self.num_heads - 1)[:slots]), self.hidden_size)
@@ -188,8 +204,9 @@ class MedusaHeads(Heads):
             inputs = inputs + F.silu(F.linear(inputs, self.weight[index, layer], self.bias[index, layer]))
         return inputs
 
-    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
-        return output.biased(F.linear(states, self.output[index]))
+    def project(self, states: Tensor, counts: Sequence[int], output: Projection) -> Tensor:
+        parts = zip(states.split(list(counts)), self.output.unbind(), strict=True)
+        return output.biased(torch.cat([F.linear(part, weight) for part, weight in parts]))
 
     def logits(self, inputs: Tensor, output: Projection, slots: int | None = None) -> Tensor:
         return output.biased(torch.einsum("...id,ivd->...iv", self(inputs, slots), self.output[:slots]))

@@ -76,7 +76,15 @@ def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: Blockwis
     for index in range(3):
         alone = heads.alone(index, inputs.reshape(-1, heads.input_size))
         torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
-        torch.testing.assert_close(heads.project(index, alone, output).view(2, 5, 23), logits[:, :, index])
+
+
+def test_logits_of_each_heads_own_rows(heads: Heads, model: BlockwiseLM) -> None:
+    randomised(heads)
+    inputs, output, chosen = torch.randn(5, heads.input_size), model.projection, ([0, 3], [], [4, 1, 1])
+    every = heads.logits(inputs, output)
+    states = heads.states_of([inputs[rows] for rows in chosen])
+    expected = [every[row, index] for index, rows in enumerate(chosen) for row in rows]
+    torch.testing.assert_close(heads.project(states, [2, 0, 3], output), torch.stack(expected))
 
 
 def test_heads_of_every_kind_round_trip(heads: Heads, model: BlockwiseLM, tmp_path: Path) -> None:

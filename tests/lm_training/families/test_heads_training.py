@@ -109,6 +109,7 @@ def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: 
     torch.nn.init.normal_(model.heads.down, std=0.3)
     model.heads.add_transitions(7)
     losses: list[list[float]] = [[], [], []]
+    taught: list[list[float]] = [[], [], []]
     with torch.no_grad():
         for text, prompt in data.items():
             ids = torch.tensor(text)
@@ -119,12 +120,18 @@ def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: 
                     read = model.with_tokens(states[position, head], ids[position + 1 + head])
                     after = model.projection(model.heads.transitions(read)[0]).log_softmax(-1)  # type: ignore[misc]
                     losses[head - 1].append(-float(after[text[position + 2 + head]]))
+                    target = model.projection(hidden[position + 1 + head]).softmax(-1)
+                    taught[head - 1].append(-float(target @ after))
     options = replace(QUICK, objective="joint", steps=1, batch_size=len(data), learning_rate=0.0)
     train_heads(model, data, data, tmp_path / "still", options)
     record = json.loads((tmp_path / "still/training-log.jsonl").read_text())
     wanted = [np.mean(each) for each in losses]
     np.testing.assert_allclose(record["transition_losses"], wanted, atol=1e-4)
     assert record["loss"] == pytest.approx(sum(record["head_losses"]) + sum(wanted), abs=1e-3)
+    train_heads(model, data, data, tmp_path / "taught", replace(options, labels="model"))
+    record = json.loads((tmp_path / "taught/training-log.jsonl").read_text())
+    wanted_of = [np.mean(each) for each in taught]
+    np.testing.assert_allclose(record["transition_losses"], wanted_of, atol=1e-4)
     before = {name: weight.clone() for name, weight in model.heads.state_dict().items()}
     options = replace(QUICK, learning_rate=3e-2, steps=60, validation_sequences=40, freeze_heads=True)
     train_heads(model, data, data, tmp_path / "alone", options)
