@@ -38,8 +38,8 @@ LATER = "0.7,0.5,0.4,0.3,0.25,0.2,0.2"
 """How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
 TRAINING = "--learning-rate 2e-3 --warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
 HEADS = f"--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,{LATER} {TRAINING}"
-SPREAD = "--batch-size 40 --head-positions 0.25"
-TRANSITIONS = f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} {TRAINING} --precision bfloat16"
+UPDATES = "--batch-size 40 --head-positions 0.25 --labels model --weight-decay 1 --precision bfloat16"
+TRANSITIONS = f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} {TRAINING}"
 PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
 PEOPLE += ["code/code-000.jsonl.xz"]
 
@@ -139,8 +139,8 @@ def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = N
         learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
         train = stage(learn, lambda: chosen.save(learn))
     latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    marginal = train_heads([train], held, f"--kind conditioned --steps {steps} {SPREAD}", work / "marginal-heads")
-    more = f"{TRANSITIONS} {SPREAD} --steps 1500 --validation"
+    marginal = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "marginal-heads")
+    more = f"{TRANSITIONS} {UPDATES} --steps 1500 --validation"
     latticebpd("train heads", train, "--model", marginal, more, held, "-o", work / "heads")
     return work / "heads"
 
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--text", type=Path, action="append", default=[], help="further texts to learn from")
     parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
-    parser.add_argument("--steps", type=int, default=4000, help="updates of the heads")
+    parser.add_argument("--steps", type=int, default=3200, help="updates of the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.text)

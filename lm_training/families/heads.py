@@ -51,6 +51,11 @@ def _counts(labels: Sequence[Labels]) -> list[int]:
     return [len(each.tokens) for each in labels]
 
 
+def _last_known(labels: Sequence[Labels]) -> Tensor:
+    """``[labels]`` rows at which the token before a label is chosen; a text's positions are consecutive rows."""
+    return torch.cat([each.positions + ahead for ahead, each in enumerate(labels, 1)])
+
+
 class _Tally:
     """Nats and ranks of labels, by prediction."""
 
@@ -120,7 +125,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             wanted, got = "transitions and a frozen base model with --freeze-heads", "none, or --fine-tune"
             raise ValueError(f"expected {wanted}, got {got}; add --transitions")
         self.weights = np.array([0.0 if self.frozen else 1.0, *weights])
-        self.coefficients = options.selection.coefficients(self.weights)
+        self.coefficients = torch.from_numpy(options.selection.coefficients(self.weights))
         self.tokens_per_step = round(options.batch_size * len(data.texts.tokens) / len(data.texts))
 
     def batch(self, step: int, part: int, parts: int) -> HeadBatch:
@@ -145,30 +150,21 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
 
     def states(self, inputs: Tensor, labels: Sequence[Labels]) -> Tensor:
         """``[labels, hidden]`` every head's states at its labels' positions, one head after the other."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.heads_frozen):
-            return self.model.heads.states_of([inputs[each.positions] for each in labels])
-
-    def head_logits(self, states: Tensor, labels: Sequence[Labels], short: Projection) -> Tensor:
-        """``[labels, tokens]`` of all heads, over their shortlist, by ``short``."""
-        return self.model.heads.project(states, _counts(labels), short)
+        return self.model.heads.states_of([inputs[each.positions] for each in labels])
 
     def transition_logits(
         self, states: Tensor, labels: Sequence[Labels], following: Tensor, short: Projection
     ) -> Tensor:
-        """``[labels of heads 3 to h, tokens]``, after the text's tokens before them.
-
-        states: of the labels of heads 2 to h.  following: of the batch.
-        """
+        """``[labels of heads 3 to h, tokens]``, after the text's tokens before them; states: also head 2's."""
         assert self.transitions is not None
-        # A text's positions are consecutive rows.
-        before = torch.cat([each.positions + ahead for ahead, each in enumerate(labels[1:], 1)])
+        before = _last_known(labels[1:])
         inputs = self.model.with_tokens(states[len(states) - len(before) :], following[before])
         return short(self.transitions.alone(0, inputs))
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``, but for frozen ones;
         ``transition_losses``: ``[heads - 2]``, where there are transitions; all in nats."""
-        hidden, inputs = self.read(batch)
+        heads, (hidden, inputs) = self.model.heads, self.read(batch)
         base, *labels = (each.padded(ROWS) for each in batch.labels)
         short = self.model.head_projection  # the shortlist's rows are gathered once
         states = self.states(inputs, labels)
@@ -176,24 +172,20 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         total = hidden.new_zeros(())
         if not self.frozen:
             parts["base_loss"] = self._losses(self.model.projection(hidden[base.positions]), [base])[0]
-            total = total + parts["base_loss"] * self.coefficients[0]
+            total = total + parts["base_loss"] * float(self.coefficients[0])
         targets = None
         if self.distilled:
-            with torch.no_grad():  # a text's states are consecutive rows
-                later = torch.cat([each.positions + ahead for ahead, each in enumerate(labels, 1)])
-                targets = short(hidden[later]).float().softmax(dim=-1)
+            with torch.no_grad():
+                targets = short(hidden[_last_known(labels)]).float().softmax(dim=-1)
         if not self.heads_frozen:
-            parts["head_losses"] = self._losses(self.head_logits(states, labels, short), labels, targets)
-            total = total + parts["head_losses"] @ self._coefficients(1, total)
+            parts["head_losses"] = self._losses(heads.project(states, _counts(labels), short), labels, targets)
+            total = total + parts["head_losses"] @ self.coefficients[1:].to(total)
         if self.transitions is not None:
             logits = self.transition_logits(states, labels, batch.following, short)
             targets = None if targets is None else targets[len(targets) - len(logits) :]
             parts["transition_losses"] = self._losses(logits, labels[1:], targets)
-            total = total + parts["transition_losses"] @ self._coefficients(2, total)
+            total = total + parts["transition_losses"] @ self.coefficients[2:].to(total)
         return {"loss": total, **parts}
-
-    def _coefficients(self, first: int, like: Tensor) -> Tensor:
-        return torch.as_tensor(self.coefficients[first:], dtype=like.dtype, device=like.device)
 
     def _losses(self, logits: Tensor, labels: Sequence[Labels], targets: Tensor | None = None) -> Tensor:
         """``[predictions]`` nats.
@@ -231,7 +223,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             counts += np.maximum(lengths[index] - np.arange(len(counts)), 0)
             states = self.states(inputs, labels)
             own.add(0, self.model.projection(hidden[known.positions]), [known])
-            own.add(1, self.head_logits(states, labels, short), labels)
+            own.add(1, self.model.heads.project(states, _counts(labels), short), labels)
             if self.transitions is not None:
                 after.add(2, self.transition_logits(states, labels, batch.following, short), labels[1:])
         if not own.known.all():

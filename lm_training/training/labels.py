@@ -37,9 +37,10 @@ class Labels:
     weights: Tensor
 
     def padded(self, multiple: int) -> Labels:
-        """With labels of weight 0 at the first row, up to a multiple of their number."""
+        """With copies of the first label, of weight 0, up to a multiple of their number; none stay none."""
         missing = -len(self.tokens) % multiple
-        return Labels(*(F.pad(each, (0, missing)) for each in (self.positions, self.tokens, self.weights)))
+        positions, tokens = (torch.cat([each, each[:1].expand(missing)]) for each in (self.positions, self.tokens))
+        return Labels(positions, tokens, F.pad(self.weights, (0, missing)))
 
 
 @dataclass(frozen=True, eq=False)
