@@ -124,7 +124,7 @@ class BlockHeads(Heads):
         return self._states(inputs, self.up[index], self.down[index])
 
     def states_of(self, rows: Sequence[Tensor]) -> Tensor:
-        # Each head's gradient alone would be as large as all heads' weights.
+        # One head's index would make its gradient as large as all heads' weights.
         heads = zip(rows, self.up.unbind(), self.down.unbind(), strict=True)
         return torch.cat([self._states(*each) for each in heads])
 
