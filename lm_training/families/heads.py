@@ -324,19 +324,17 @@ def train_heads(
         fused = process.device.type == "cpu" and not options.fsdp
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay, fused=fused)]
 
+    transitions = model.heads.transitions
+    size = {} if transitions is None else {"transition_size": transitions.intermediate_size}
     identity = {
         "base": base,
-        "heads": {"kind": model.heads.kind, **model.heads.settings(), **_transition_size(model.heads)},
+        "heads": {"kind": model.heads.kind, **model.heads.settings(), **size},
         "warm_start": _trained_hash(model.heads),
         "shortlist": fingerprint(model.shortlist),
     }
     objective = BlockwiseObjective(model, data, validation, options, make_optimizers)
     Trainer(objective, Path(directory), options, process, identity).run()
     return model
-
-
-def _transition_size(heads: Heads) -> dict[str, int]:
-    return {} if heads.transitions is None else {"transition_size": heads.transitions.intermediate_size}
 
 
 @torch.no_grad()
