@@ -16,7 +16,7 @@ from latticebpd.decoding.acceptance import walk
 from latticebpd.decoding.loop import EXACT
 from latticebpd.decoding.session import verifier_of
 from latticebpd.drafters.cost_curve import CostCurve
-from latticebpd.drafters.drafter import Drafter, State
+from latticebpd.drafters.drafter import Drafter, State, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
@@ -47,7 +47,8 @@ def profile(
 
     What a further accepted node costs is measured where the target's next tokens are computed one after another.
 
-    drafter: drafts for these texts, from random hidden states; None for costs without drafting.
+    drafter: drafts for these texts, from random hidden states, and those of the layers that it needs; None for costs
+        without drafting.
     """
     stock, mode, synchronize = _computing(model)
     if stock.is_encoder_decoder:
@@ -62,13 +63,17 @@ def profile(
 
     with mode:
         for batch in batches:
-            verifier = verifier_of(stock)
+            verifier = verifier_of(stock, layers=needs_layers(*filter(None, [drafter])))
             texts = [rng.choices(range(stock.vocab_size), k=context) for _ in range(batch)]
             verifier.prefill(texts)
             hidden: Any = np.array([[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)], np.float32)
             if not isinstance(model, EngineTarget):
                 hidden = as_tensor(hidden).to(stock.device, stock.dtype)
-            states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
+            layers = [verifier.layer_states(row) for row in range(batch)]
+            states = [
+                State(row, text, 1, hidden[row], context, layers=None if layers[row] is None else layers[row][:-1])
+                for row, text in enumerate(texts)
+            ]
             for turn in range(rounds + 1):
                 for width in widths:
                     tokens = np.array(rng.sample(range(stock.vocab_size), width - 1), np.int32)

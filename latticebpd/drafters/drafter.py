@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@converts(hidden=as_tensor)
+@converts(hidden=as_tensor, layers=as_tensor)
 @dataclass(frozen=True, eq=False)
 class State:
     """One row of the batch at the moment before a draft.
@@ -38,7 +38,7 @@ class State:
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
-        token but the last; None where it needs none. Good until the next pass.
+        token but the last; None where it needs none. Given and read as ``hidden`` is; good until the next pass.
     """
 
     row: int

@@ -68,6 +68,10 @@ class EngineTarget:
     def hidden_size(self) -> int:
         return self.weights.file.tensors["token_embd.weight"].shape[1]
 
+    @property
+    def num_layers(self) -> int:
+        return int(self.weights.file.fields[f"{self.weights.architecture}.block_count"])
+
     def check_rope_limit(self, shortest: int, longest: int) -> None:
         """Rotary positions are unscaled."""
 

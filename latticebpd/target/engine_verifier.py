@@ -16,8 +16,6 @@ from latticebpd.target.best_tokens import BestTokens
 from latticebpd.target.verifier import Verified
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from latticebpd.target.engine import Engine
     from latticebpd.target.engine_target import EngineTarget
 
@@ -102,11 +100,11 @@ class EngineVerifier:
         self.caches = [copy(caches[row]) if row in rows[:i] else caches[row] for i, row in enumerate(rows)]
         self.states = [[*self.states[row]] for row in rows]
 
-    def layer_states(self, row: int) -> Tensor | None:
+    def layer_states(self, row: int) -> Any:
         if not self.layers:
             return None
         self.states[row] = [np.concatenate(self.states[row])]
-        return as_tensor(self.states[row][0])
+        return self.states[row][0]
 
     def _read(
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from latticebpd.checks import expect
-from latticebpd.lattices.values import token_ids
+from latticebpd.lattices.values import first_number, token_ids
 
 T = TypeVar("T")
 Linear: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -199,6 +199,13 @@ class BaseModel:
     @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """ValueError for layers, counted from 1, that the model, or an encoder–decoder's decoder, does not have."""
+        names = ["num_decoder_layers", "decoder_layers"] if self.is_encoder_decoder else []
+        deepest = first_number(self.config, *names, "num_hidden_layers") or 0
+        if any(not 1 <= layer <= deepest for layer in layers):
+            raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
 
     def _special(self, name: str) -> Any:
         generation = getattr(self.model, "generation_config", None)

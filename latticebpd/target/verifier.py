@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor, converts
@@ -66,6 +66,6 @@ class Verifier(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""
 
-    def layer_states(self, row: int) -> Tensor | None:
+    def layer_states(self, row: int) -> Any:
         """``[tokens, layers * hidden]`` the states after the verifier's ``layers``, of a row's text as far as it was
         read; None without such layers."""

@@ -98,6 +98,7 @@ def heads(
     intermediate_size: int | None = typer.Option(None, min=1, help="Hidden width of a head; the model's by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
+    layers: str | None = typer.Option(None, help="Read these layers' states too, such as 26; counted from 1."),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     transitions: int | None = typer.Option(
         None, min=1, help="Add transitions of this width: they score a token after the one drafted before it."
@@ -122,6 +123,7 @@ def heads(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.console import positive_numbers
     from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise, new_heads
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.target.catalogue import resolved
@@ -152,6 +154,8 @@ def heads(
     files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
     shape = (kind, num_heads, intermediate_size, num_layers, tokens)
     blockwise = warm or BlockwiseLM(base, new_heads(base, *shape).float())
+    if layers is not None:
+        blockwise.add_layers(positive_numbers("--layers", layers))
     if transitions is not None:
         blockwise.heads.add_transitions(transitions)
     if tokenizer is not None or vocabulary.exists():

@@ -30,7 +30,6 @@ from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.lattices.values import first_number
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
@@ -66,9 +65,9 @@ def layer_name(layer: int) -> str:
     return f"layer-{layer}"
 
 
-def whole_command(layers: Sequence[int]) -> str:
-    """The command that stores states of whole texts."""
-    return f"latticebpd train hidden --whole --layers {','.join(map(str, layers))}"
+def states_command(layers: Sequence[int], whole: bool) -> str:
+    """The command that stores states of texts."""
+    return f"latticebpd train hidden {'--whole ' if whole else ''}--layers {','.join(map(str, layers))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,27 +90,28 @@ class HiddenStates:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def of_text(self, index: int, layer: str = LAST, whole: bool = False) -> Tensor:
-        """``[tokens, hidden]`` float16: the states that predict a text's written tokens; all that are stored if
-        ``whole``."""
+    def of_text(self, index: int, *layers: str, whole: bool = False) -> Tensor:
+        """``[tokens, layers * hidden]`` float16: the states that predict a text's written tokens, by default the last
+        ones; all that are stored if ``whole``."""
         (shard, begin), length = self.rows[index].tolist(), int(self.lengths[index])
-        skipped = 0 if whole else length - int(self.written[index])
-        return self.files[shard].get_slice(layer)[begin + skipped : begin + length]
+        rows = slice(begin + (0 if whole else length - int(self.written[index])), begin + length)
+        return torch.cat([self.files[shard].get_slice(layer)[rows] for layer in layers or (LAST,)], dim=1)
 
     def require_size(self, texts: int, name: str, hidden_size: int) -> None:
         """ValueError for another number of texts, or another width."""
         wanted = f"hidden states of {texts} {name} texts, {hidden_size} wide (the model's)"
         expect((len(self), self.hidden_size) == (texts, hidden_size), wanted, f"{len(self)} of {self.hidden_size}")
 
-    def require_whole(self, layers: Sequence[int]) -> None:
-        """ValueError for states that lack prompts, or one of the layers."""
+    def require(self, layers: Sequence[int], whole: bool = False) -> None:
+        """ValueError for states that lack one of the layers, or, if ``whole``, prompts."""
         stored = set.intersection(*(set(file.keys()) for file in self.files)) if self.files else set()
         missing = [layer for layer in layers if layer_name(layer) not in stored]
-        if missing or not self.whole:
+        if missing or (whole and not self.whole):
             got = "whole texts" if self.whole else "written tokens only"
             got += f" without layers {missing}" if missing else ""
-            wanted = f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, got {got}"
-            raise ValueError(f"{wanted}; make them with `{whole_command(layers)}`")
+            wanted = f"{'whole texts' if whole else 'texts'} and of layers {', '.join(map(str, layers))}"
+            remedy = f"make them with `{states_command(layers, whole)}`"
+            raise ValueError(f"expected hidden states of {wanted}, got {got}; {remedy}")
 
     @classmethod
     def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
@@ -194,10 +194,8 @@ def add_states(
 
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
-    names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
-    layers, deepest = options.layers, first_number(model.config, *names, "num_hidden_layers") or 0
-    if any(not 1 <= layer <= deepest for layer in layers):
-        raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
+    layers = options.layers
+    model.check_layers(layers)
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
     settings |= {"model": weights_fingerprint(model.model), "layers": sorted(set(layers)), **rounded_weights(model)}
     directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))

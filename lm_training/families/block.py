@@ -38,7 +38,7 @@ from latticebpd.drafters.block.learned_transitions import Candidates, step_score
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
-from lm_training.data.hidden_states import layer_name, whole_command
+from lm_training.data.hidden_states import layer_name, states_command
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
 from lm_training.families.heads import TOP
@@ -92,9 +92,9 @@ class BlockSampler:
         self.device, self.blocks, self.with_last = drafter.device, blocks, with_last
         layers = [layer + 1 for layer in self.config.target_layer_ids]  # files count from 1
         if data.states is None:
-            command = whole_command(layers)
+            command = states_command(layers, whole=True)
             raise ValueError(f"expected hidden states beside the {name} texts; make them with `{command}`")
-        data.states.require_whole(layers)
+        data.states.require(layers, whole=True)
         data.states.require_size(len(data.texts), name, self.config.hidden_size)
         self.layers = [layer_name(layer) for layer in layers]
         self.texts, self.states = ModelTexts.of(target, data.texts, name).texts, data.states
@@ -125,8 +125,8 @@ class BlockSampler:
         states = torch.zeros(len(mine), context, len(self.layers) * config.hidden_size)
         last = torch.zeros(*labels.shape, config.hidden_size) if self.with_last else None
         for row, turn in enumerate(mine):
-            read = [self.states.of_text(chosen[turn], layer, whole=True)[:context].float() for layer in self.layers]
-            states[row, : len(read[0])] = torch.cat(read, dim=1)
+            read = self.states.of_text(chosen[turn], *self.layers, whole=True)[:context].float()
+            states[row, : len(read)] = read
             if last is not None:
                 columns = (positions[row][:, None] + np.arange(config.slots))[inside[row]]
                 chosen_from = self.states.of_text(chosen[turn], whole=True)[torch.from_numpy(columns)]

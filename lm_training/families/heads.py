@@ -103,8 +103,9 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
     ) -> None:
         data, heads = HeadData.of(data), model.num_heads
         super().__init__(options, data.texts)
-        self.data = HeadSampler(model.base, data, "training", heads, model.shortlist)
-        self.validation = HeadSampler(model.base, HeadData.of(validation), "validation", heads, model.shortlist)
+        read = (heads, model.shortlist, model.layers)
+        self.data = HeadSampler(model.base, data, "training", *read)
+        self.validation = HeadSampler(model.base, HeadData.of(validation), "validation", *read)
         if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and two labels), got none")
         self.transitions = model.heads.transitions
@@ -119,6 +120,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         if data.states is not None and not self.frozen:
             raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts alone")
         self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
+        self.temperature = options.label_temperature if isinstance(options, HeadTraining) else 1.0
         if self.distilled and not self.frozen:
             raise ValueError("expected a frozen base model with --labels model, got --fine-tune; leave one out")
         if self.heads_frozen and (self.transitions is None or not self.frozen):
@@ -134,19 +136,22 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         return self.data.batch(chosen, self.options.selection, self.weights, [seed, step], part, parts)
 
     def hidden(self, batch: HeadBatch) -> Tensor:
-        """``[positions, hidden]`` the base model's final, normalised hidden states."""
+        """``[positions, states]`` the base model's final, normalised hidden states, and those of further layers."""
         if batch.states is not None:
             return batch.states
         assert batch.inputs is not None
         stock = BaseModel.of(self.model.base)
-        return read_states(stock, False, batch.inputs, batch.sources, batch.mask)[0].flatten(0, 1)
+        layers = self.model.layers
+        states = read_states(stock, bool(layers), batch.inputs, batch.sources, batch.mask)
+        return torch.cat([states[n] for n in (-1, *layers)], dim=-1).flatten(0, 1)
 
     def read(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         """``[positions, hidden]``, which the base model's projection reads, and ``[positions, inputs]``, which heads
         read."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            hidden = self.hidden(batch)
-            return hidden.to(self.model.heads.dtype), self.model.head_inputs(hidden, batch.following)
+            states = self.hidden(batch)
+            last = states[:, : self.model.heads.hidden_size]
+            return last.to(self.model.heads.dtype), self.model.head_inputs(states, batch.following)
 
     def states(self, inputs: Tensor, labels: Sequence[Labels]) -> Tensor:
         """``[labels, hidden]`` every head's states at its labels' positions, one head after the other."""
@@ -176,7 +181,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         targets = None
         if self.distilled:
             with torch.no_grad():
-                targets = short(hidden[_last_known(labels)]).float().softmax(dim=-1)
+                targets = (short(hidden[_last_known(labels)]).float() / self.temperature).softmax(dim=-1)
         if not self.heads_frozen:
             parts["head_losses"] = self._losses(heads.project(states, _counts(labels), short), labels, targets)
             total = total + parts["head_losses"] @ self.coefficients[1:].to(total)

@@ -8,6 +8,7 @@ decoder's text begins with the start token.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import require_vocabulary
+from lm_training.data.hidden_states import LAST, layer_name
 from lm_training.data.shortlist import shortlist_indices
 from lm_training.data.training_data import HeadData
 from lm_training.training.selection import Selection
@@ -51,7 +53,8 @@ class HeadBatch:
     following: ``[n]`` the token after each position, of all rows or states, flattened; of a row's last, its first.
     inputs: ``[rows, length]``, padded on the right.
     sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
-    states: ``[n, hidden]`` of all rows, concatenated; replaces all inputs.
+    states: ``[n, states]`` of all rows, concatenated, each the final one and those of further layers; replaces all
+        inputs.
     """
 
     labels: list[Labels]
@@ -94,14 +97,22 @@ class HeadSampler:
     """Makes batches of chosen texts.
 
     predictions: tokens predicted from each hidden state, the base model's own included. shortlist: ``[n]`` the tokens
-    that heads 2..h predict, ascending; other tokens are no labels of these heads.
+    that heads 2..h predict, ascending; other tokens are no labels of these heads. layers: whose states heads read too.
     """
 
     def __init__(
-        self, model: Model, data: HeadData, name: str, predictions: int, shortlist: np.ndarray | None = None
+        self,
+        model: Model,
+        data: HeadData,
+        name: str,
+        predictions: int,
+        shortlist: np.ndarray | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
         stock = BaseModel.of(model)
+        self.layers = [LAST, *map(layer_name, layers)]
         if data.states is not None:
+            data.states.require(layers)
             data.states.require_size(len(data.texts), name, stock.hidden_size)
         self.read, self.predictions, self.states = ModelTexts.of(model, data.texts, name), predictions, data.states
         self.texts = self.read.texts  # the decoder's
@@ -150,7 +161,7 @@ class HeadSampler:
             arrays = (positions.astype(np.int64), tokens.astype(np.int64), share.astype(np.float32))
             labels.append(Labels(*(torch.from_numpy(array).to(self.device) for array in arrays)))
         if self.states is not None:
-            states = [self.states.of_text(chosen[slot]) for slot in mine]
+            states = [self.states.of_text(chosen[slot], *self.layers) for slot in mine]
             after = torch.from_numpy(np.concatenate(following)).to(self.device)
             return HeadBatch(labels, after, states=torch.cat(states).to(self.device))
         read = [padded(rows, 0)[0]]

@@ -125,12 +125,14 @@ class HeadTraining(HeadLosses, LoopOptions):
 
     labels: with ``model`` a head learns the base model's distribution over the tokens that it knows, at the position
         whose next token it predicts (distillation by forward KL). The base model must be frozen.
+    label_temperature: divides the logits of these distributions.
     freeze_heads: heads stay as they are, and only their transitions learn.
     """
 
     labels: str = option(
         "text", "text: the tokens that follow; model: their probabilities by the base model.", choices=("text", "model")
     )
+    label_temperature: float = option(1.0, "Below 1, --labels model leans towards its best tokens.", above=0.0)
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")

@@ -8,7 +8,8 @@ On disk it is the directory that ``save_pretrained`` of the base model writes (`
 and two more files: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
 Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
 of the tokens alone (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
-a hash of the base model that they were trained on.
+a hash of the base model that they were trained on. Since format 4 they may read the states of further ``layers``, and
+have weights of 8 bits, each column with its scale.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,14 @@ from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.packed_weights import weight_version
-from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS, TOKEN_EPSILON
+from latticebpd.drafters.heads.engine_heads import (
+    EPSILON,
+    FORMAT_VERSION,
+    HEADS_CONFIG,
+    HEADS_WEIGHTS,
+    SCALE,
+    unrounded,
+)
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
@@ -57,6 +66,7 @@ class BlockwiseLM(nn.Module):
         wanted = f"heads of hidden size {stock.hidden_size} (the base model's)"
         expect(heads.hidden_size == stock.hidden_size, wanted, heads.hidden_size)
         _check_shortlist(heads.shortlist, stock.vocab_size)
+        stock.check_layers(heads.layers)
         known = stock.vocab_size if heads.shortlist is None else len(heads.shortlist)
         if isinstance(heads, MedusaHeads):
             wanted = f"heads of {known} tokens (the base model's, or the shortlist's)"
@@ -70,6 +80,18 @@ class BlockwiseLM(nn.Module):
     def num_heads(self) -> int:
         """Predictions per hidden state, head 1 included: the block size."""
         return self.heads.num_heads
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the base model, counted from 1, whose states heads read too."""
+        return self.heads.layers
+
+    def add_layers(self, layers: Sequence[int]) -> None:
+        """Heads read these layers' states too, from zero weights; ValueError for heads that cannot, or already do."""
+        BaseModel.of(self.base).check_layers(layers)
+        if not isinstance(self.heads, BlockHeads):
+            raise ValueError(f"expected feed-forward or conditioned heads to read layers, got {self.heads.kind} heads")
+        self.heads.add_layers(layers)
 
     @property
     def has_transitions(self) -> bool:
@@ -114,8 +136,9 @@ class BlockwiseLM(nn.Module):
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
-        """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, tokens]``: heads 2..slots + 1, by
-        default all; slot ``i`` predicts the token ``i + 1`` after the next token.
+        """``[..., hidden]`` (final, normalised hidden state; then those of the ``layers`` that the heads read) ->
+        ``[..., slots, tokens]``: heads 2..slots + 1, by default all; slot ``i`` predicts the token ``i + 1`` after the
+        next token.
 
         The tokens are those of the vocabulary, or of the ``shortlist``. following: ``[...]`` the tokens after the
         states, which conditioned heads read; ValueError where they are missing.
@@ -123,17 +146,19 @@ class BlockwiseLM(nn.Module):
         return self.heads.logits(self.head_inputs(hidden, following), self.head_projection, slots)
 
     def head_inputs(self, hidden: Tensor, following: Tensor | None) -> Tensor:
-        """``[..., inputs]``: what heads read at these states; arguments as for `head_logits`."""
-        hidden = hidden.to(self.heads.dtype)
+        """``[..., inputs]``: what heads read at these states; arguments as for `head_logits`. All but the final state
+        is divided by its root mean square."""
+        own, *others = hidden.to(self.heads.dtype).split(self.heads.hidden_size, dim=-1)
+        read = torch.cat([own, *map(self._normalised, others)], dim=-1)
         if not self.heads.reads_token:
-            return hidden
+            return read
         if following is None:
             raise ValueError("expected the tokens after hidden states, which these heads read, got none")
-        return self.with_tokens(hidden, following)
+        return self.with_tokens(read, following)
 
     def with_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """``[..., 2 hidden]``: states, and the normalised embeddings of ``[...]`` tokens."""
-        return torch.cat([hidden, self._normalised(tokens).to(hidden)], dim=-1)
+        """``[..., states + hidden]``: states, and the normalised embeddings of ``[...]`` tokens."""
+        return torch.cat([hidden, self._normalised(self._embeddings(tokens)).to(hidden)], dim=-1)
 
     def pair_scores(self, states: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
         """``[..., slots - 1, k, k]``: by the heads' transitions, of each of a slot's tokens after each of those of the
@@ -144,7 +169,9 @@ class BlockwiseLM(nn.Module):
         """
         assert self.heads.transitions is not None
         own, before = self.heads.transitions.up[0].split(self.heads.hidden_size)
-        inner = F.silu(states[..., 1:, None, :] @ own + self._normalised(tokens[..., :-1, :]) @ before)
+        inner = F.silu(
+            states[..., 1:, None, :] @ own + self._normalised(self._embeddings(tokens[..., :-1, :])) @ before
+        )
         added = inner @ (self._embeddings(tokens[..., 1:, :]) @ self.heads.transitions.down[0].T).mT
         return log_probs[..., 1:, None, :] + self._scale * added
 
@@ -153,8 +180,8 @@ class BlockwiseLM(nn.Module):
         embeddings: Tensor = weight[tokens.to(weight.device)]
         return embeddings.to(self.heads.dtype)
 
-    def _normalised(self, tokens: Tensor) -> Tensor:
-        return F.rms_norm(self._embeddings(tokens), (self.heads.hidden_size,), eps=TOKEN_EPSILON)
+    def _normalised(self, vectors: Tensor) -> Tensor:
+        return F.rms_norm(vectors, (self.heads.hidden_size,), eps=EPSILON)
 
     def save_pretrained(
         self,
@@ -188,12 +215,11 @@ class BlockwiseLM(nn.Module):
         weights: dict[str, Tensor] | None = None,
     ) -> None:
         """Write the heads alone, next to the files of a base model, that which they were trained on; arguments as for
-        `save_pretrained`."""
+        `save_pretrained`. ``torch.int8`` rounds weights as the CPU's kernels do."""
         directory, heads = Path(directory), self.heads.state_dict() if weights is None else weights
-        tensors = {
-            name: tensor.detach().to(dtype if tensor.is_floating_point() else None).contiguous()
-            for name, tensor in heads.items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in heads.items():
+            tensors |= _stored(name, tensor.detach(), dtype if tensor.is_floating_point() else None)
         with replacing(directory / HEADS_WEIGHTS) as temporary:
             save_file(tensors, temporary)
         record = {
@@ -227,6 +253,14 @@ class BlockwiseLM(nn.Module):
         expect(fits or None in (stored, known), wanted, f"another's weights ({stored})", remedy, of=directory)
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         return model.eval()
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """What a file holds of a tensor ``[..., rows, columns]``: of 8 bits with a scale for each column."""
+    if dtype != torch.int8:
+        return {name: tensor.to(dtype).contiguous()}
+    scale = tensor.float().abs().amax(dim=-2, keepdim=True) / 127
+    return {name: (tensor / scale.clamp(min=1e-30)).round().to(dtype), name + SCALE: scale}
 
 
 def is_blockwise(path: str | os.PathLike[str]) -> bool:
@@ -306,7 +340,12 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
             short = config.get("shortlist")
             wanted = f"shortlist in {HEADS_CONFIG} to be a number >= 1 or null"
             expect(short is None or (type(short) is int and short >= 1), wanted, repr(short), of=directory)
-            sizes = {name: config[name] for name in names}
+            sizes: dict[str, Any] = {name: config[name] for name in names}
+            if layers := config.get("layers"):
+                fits = type(layers) is list and all(type(each) is int for each in layers)
+                wanted = f"layers in {HEADS_CONFIG} to be a list of numbers"
+                expect(fits and issubclass(HEAD_KINDS[kind], BlockHeads), wanted, repr(layers), of=directory)
+                sizes["layers"] = layers
             heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
             heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)
             if width := config.get("transition_size"):
@@ -314,7 +353,7 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
                 wanted = f"transition_size in {HEADS_CONFIG} to be a number >= 1 or null"
                 expect(fits, wanted, repr(width), of=directory)
                 heads.add_transitions(width)
-        weights = load_file(directory / HEADS_WEIGHTS)
+        weights = unrounded(load_file(directory / HEADS_WEIGHTS))
     except FileNotFoundError as error:
         raise ValueError(
             f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG},"

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from safetensors.numpy import load_file
 
+from latticebpd.checks import expect
 from latticebpd.cpu import _kernels
 from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8Matrix
 from latticebpd.drafters.family import FamilySource, PositionLattices
@@ -21,12 +22,15 @@ from latticebpd.lattices.values import as_numpy
 from latticebpd.target.engine_target import EngineTarget
 
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+SCALE = ".scale"
+"""Ends the name of the scales of a matrix of 8 bits."""
 INPUTS = {"feed-forward": 1, "conditioned": 2}
-"""Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too."""
+"""Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too.
+Each further layer adds one."""
 TRANSITIONS = ("transitions.up", "transitions.down")
-TOKEN_EPSILON = 1e-6
-"""Added to the mean square of an embedding, which may be padding's, all zeros."""
+EPSILON = 1e-6
+"""Added to the mean square of a vector, which may be padding's embedding, all zeros."""
 
 
 class EngineHeads:
@@ -41,14 +45,15 @@ class EngineHeads:
         fingerprint: of the vocabulary of the folder's tokenizer.
         """
         config = json.loads((folder / HEADS_CONFIG).read_text(encoding="utf-8"))
-        weights = load_file(folder / HEADS_WEIGHTS)
+        weights = unrounded(load_file(folder / HEADS_WEIGHTS))
         up, down, tokens = weights["up"], weights["down"], weights.get("shortlist")
         ties, width = [weights[name] for name in TRANSITIONS if name in weights], config.get("transition_size")
         sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
         every = np.arange(target.vocab_size) if tokens is None else tokens
-        inputs = INPUTS[config["kind"]] * sizes[0]
+        self.layers = tuple(config.get("layers", ()))
+        inputs, reads_token = (INPUTS[config["kind"]] + len(self.layers)) * sizes[0], config["kind"] == "conditioned"
         fits = (
-            config["format_version"] == FORMAT_VERSION,
+            config["format_version"] in (3, FORMAT_VERSION),
             config.get("base_fingerprint") is None,  # which is the float weights'
             config["tokenizer_fingerprint"] in (None, fingerprint),
             (config["vocab_size"], sizes[0]) == (target.vocab_size, target.hidden_size),
@@ -60,11 +65,12 @@ class EngineHeads:
             config.get("shortlist") == (None if tokens is None else len(tokens)),
             every.ndim == 1 and len(every) and every.dtype == np.int64 and (every[1:] > every[:-1]).all(),
             every[0] >= 0 and every[-1] < target.vocab_size,
+            all(type(layer) is int and 1 <= layer <= target.num_layers for layer in self.layers),
         )
         if not all(fits):
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
-        self._embeddings, self._reads_token = target.weights.output_embeddings, inputs > sizes[0]
+        self._embeddings, self._reads_token = target.weights.output_embeddings, reads_token
         self._transitions = EngineTransitions(ties[0][0], ties[1][0], every, self._embeddings) if ties else None
         self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
@@ -74,10 +80,11 @@ class EngineHeads:
     def lattices(
         self, hidden: np.ndarray, last: list[int], slots: int, k: int, transitions: bool = False
     ) -> list[SausageLattice]:
-        """After ``[rows, hidden]`` states and the tokens that they predicted, of the first ``slots`` heads and their
+        """After ``[rows, states]`` and the tokens that they predicted, of the first ``slots`` heads and their
         ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
-        if self._reads_token:
-            hidden = np.concatenate([hidden, _normalised(self._embeddings(np.asarray(last)))], axis=1)
+        own, *others = np.split(hidden, 1 + len(self.layers), axis=1)
+        others += [self._embeddings(np.asarray(last))] if self._reads_token else []
+        hidden = np.concatenate([own, *map(_normalised, others)], axis=1)
         best, log_probs, states = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
@@ -131,9 +138,22 @@ class KeptRows:
         return rows
 
 
-def _normalised(embeddings: np.ndarray) -> np.ndarray:
+def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Arrays or tensors of a file by name, those of 8 bits times their scales; ValueError where these do not fit."""
+    matrices = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name in tensors.keys() - matrices.keys():
+        scale = tensors[name]
+        matrix = matrices.get(name.removesuffix(SCALE))
+        wanted = f"{name} [..., 1, columns] of a matrix [..., rows, columns]"
+        fits = matrix is not None and matrix.ndim > 1 and scale.shape == (*matrix.shape[:-2], 1, matrix.shape[-1])
+        expect(fits, wanted, f"shape {tuple(scale.shape)}", of=HEADS_WEIGHTS)
+        matrices[name.removesuffix(SCALE)] = matrix * scale
+    return matrices
+
+
+def _normalised(vectors: np.ndarray) -> np.ndarray:
     """``[..., hidden]``, each over its root mean square."""
-    scaled: np.ndarray = embeddings / np.sqrt(np.square(embeddings).mean(axis=-1, keepdims=True) + TOKEN_EPSILON)
+    scaled: np.ndarray = vectors / np.sqrt(np.square(vectors).mean(axis=-1, keepdims=True) + EPSILON)
     return scaled
 
 
@@ -152,8 +172,8 @@ class EngineHeadLattices(HeadSource):
         self.stock, self.num_tokens = stock, heads.num_tokens
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
 
-    def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
-        states = np.stack(list(map(as_numpy, hidden)))
+    def _drawn(self, read: list[list[Any]], last: list[int], slots: int) -> list[SausageLattice]:
+        states = np.stack([np.concatenate(list(map(as_numpy, parts))) for parts in read])
         return self.heads.lattices(states, last, min(slots, self.num_slots), self.k, self.has_transitions)
 
     @property

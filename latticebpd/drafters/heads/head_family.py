@@ -50,12 +50,12 @@ class HeadLattices(HeadSource):
         self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
 
     @torch.inference_mode()
-    def _drawn(self, hidden: list[Any], last: list[int], slots: int) -> list[SausageLattice]:
-        states = torch.stack(list(map(as_tensor, hidden)))
+    def _drawn(self, read: list[list[Any]], last: list[int], slots: int) -> list[SausageLattice]:
+        states = torch.stack([torch.cat(list(map(as_tensor, parts))) for parts in read])
         return self._lattices(states, torch.tensor(last, device=states.device), slots)[0]
 
     def _lattices(self, hidden: Tensor, following: Tensor, slots: int | None) -> tuple[list[SausageLattice], Tensor]:
-        """Those of ``[n, hidden]`` states and the tokens after them, and the logits ``[n, slots, tokens]``."""
+        """Those of ``[n, states]`` and the tokens after them, and the logits ``[n, slots, tokens]``."""
         if not self.has_transitions:
             logits = self.heads.head_logits(hidden, slots, following)
             return lattices_from_logits(logits, self.k, self._shortlist), logits
@@ -78,7 +78,7 @@ class HeadLattices(HeadSource):
     @torch.inference_mode()
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         states, own = text_states(self.target, text, positions, source)
-        hidden = states[-1][0, positions.start : positions.stop]
+        hidden = torch.cat([states[n][0, positions.start : positions.stop] for n in (-1, *self.heads.layers)], dim=-1)
         following = torch.tensor(text[positions.start + 1 : positions.stop + 1], device=hidden.device)
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):

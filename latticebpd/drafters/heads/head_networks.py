@@ -10,6 +10,9 @@ normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
                  then the base model's output embedding                                     (Stern 2018, section 6)
     MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
 
+BlockHeads and ConditionedHeads may also read the states after some earlier layers, as EAGLE-3 does (Li 2025), each
+divided by its root mean square.
+
 Every kind begins as a copy of head 1.  A new kind is one class: four members and a line in `HEAD_KINDS`.
 
 Heads whose states the output embedding reads may have *transitions*: one more conditioned head, shared by all slots.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +46,9 @@ class Heads(nn.Module):
     kind: ClassVar[str]
     """Name in files and on the command line."""
     reads_token: ClassVar[bool] = False
-    """Whether inputs are states and, next to them, normalised embeddings of the tokens chosen after them."""
+    """Whether inputs end with the normalised embeddings of the tokens chosen after the states."""
+    layers: tuple[int, ...] = ()
+    """Layers of the base model, counted from 1, whose states follow the final ones in the inputs."""
     shortlist: Tensor | None
     """``[n]`` int64 ids, ascending: the tokens that the heads know, and the order of their logits; None: all tokens."""
     transitions: ConditionedHeads | None
@@ -71,11 +76,12 @@ class Heads(nn.Module):
     @property
     def input_size(self) -> int:
         """Width of what a head reads."""
-        return self.hidden_size * (1 + self.reads_token)
+        return self.hidden_size * (1 + len(self.layers) + self.reads_token)
 
-    def settings(self) -> dict[str, int]:
-        """The constructor's arguments, which are attributes of the same names."""
-        return {name: getattr(self, name) for name in signature(type(self)).parameters}
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, attributes of the same names; without ``layers``, if there are none."""
+        given = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        return {name: value for name, value in given.items() if value != ()}
 
     def alone(self, index: int, inputs: Tensor) -> Tensor:
         """``[n, inputs]`` -> ``[n, hidden]``: one head's states, ready for projection."""
@@ -108,17 +114,25 @@ class BlockHeads(Heads):
     """A feed-forward network with one hidden layer per head.
 
     intermediate_size: width of each head's hidden layer.
+    layers: whose states it reads too, counted from 1.
     """
 
     kind = "feed-forward"
     weights: PackedWeights | None = None
     """Rounded to 8 bits, once `use_int8` asks for them."""
 
-    def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, layers: Sequence[int] = ()) -> None:
         super().__init__(hidden_size, num_heads)
-        self.intermediate_size = intermediate_size
+        self.intermediate_size, self.layers = intermediate_size, tuple(layers)
         self.up = nn.Parameter(torch.randn(num_heads - 1, self.input_size, intermediate_size) * self.input_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
+
+    def add_layers(self, layers: Sequence[int]) -> None:
+        """Read these layers' states too, which change no state yet; ValueError for heads that read some."""
+        expect(not self.layers, "heads that read no further layers", f"some that read {self.layers}")
+        own, others = self.up.detach().split([self.hidden_size, self.input_size - self.hidden_size], dim=1)
+        new = own.new_zeros(len(own), len(layers) * self.hidden_size, self.intermediate_size)
+        self.up, self.layers = nn.Parameter(torch.cat([own, new, others], dim=1)), tuple(layers)
 
     def alone(self, index: int, inputs: Tensor) -> Tensor:
         return self._states(inputs, self.up[index], self.down[index])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from latticebpd import custom_generate, generate
+from latticebpd.decoding.pass_costs import profile
 from latticebpd.drafters import (
     BestTree,
     BlockLattices,
@@ -214,6 +216,21 @@ def test_rows_that_come_and_go_keep_the_texts_of_generate() -> None:
     out = generate(target, ids, mixed, max_new_tokens=30, attention_mask=mask, trace=True)
     for row, text in enumerate(greedy(target, 30)):
         assert [token for block in out.blocks(row) for token in block] == text
+
+
+def test_costs_of_drafting_are_measured_with_the_layers_states() -> None:
+    target = tiny_target(seed=3)
+    source = BlockLattices(tiny_drafter(target), target, 4)
+    shapes: list[tuple[int, ...]] = []
+
+    class Watched(LatticeDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            shapes.extend(tuple(each.layers.shape) for each in states if each.layers is not None)
+            return super().propose(states)
+
+    costs = profile(target, (1, 4), (1, 2), 6, 2, Watched(source, BestTree(as_scorer(None), 8)))
+    assert len(costs.drafting) == 2
+    assert shapes == [(5, 2 * target.config.hidden_size)] * 9  # three turns of one row and of two
 
 
 def test_transformers_own_generate_drafts_by_blocks() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fst.fingerprint import vocabulary_fingerprint
@@ -17,6 +19,7 @@ from latticebpd.drafters import strategy_named
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
+from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.target.checkpoints import load_base
 from lm_training.data.corpus import train_tokenizer
@@ -46,6 +49,39 @@ def test_half_precision_file_is_half_the_size_and_loads_as_float32(model: Blockw
     half = BlockwiseLM.from_pretrained(tmp_path / "half")
     assert half.base.dtype == half.heads.up.dtype == torch.float32
     torch.testing.assert_close(half.heads.up, model.heads.up, atol=1e-3, rtol=1e-3)
+
+
+def test_heads_of_8_bits_are_those_that_the_kernels_compute_with(model: BlockwiseLM, tmp_path: Path) -> None:
+    own = tied(model)
+    own.save_pretrained(tmp_path)
+    own.save_heads(tmp_path, torch.int8)
+    again, hidden, following = BlockwiseLM.from_pretrained(tmp_path), torch.randn(4, 16), torch.arange(4)
+    stored = load_file(tmp_path / "heads.safetensors")
+    for name in ("up", "down", "transitions.up", "transitions.down"):
+        exact, found = own.heads.state_dict()[name], again.heads.state_dict()[name]
+        scale = exact.abs().amax(dim=-2, keepdim=True) / 127
+        assert stored[name].dtype == torch.int8
+        torch.testing.assert_close(stored[name].float(), (exact / scale).round())
+        assert bool(((found - exact).abs() <= 0.51 * scale).all())
+    own.use_int8()
+    again.use_int8()
+    with torch.inference_mode():
+        wanted = own.head_logits(hidden, following=following)
+        torch.testing.assert_close(again.head_logits(hidden, following=following), wanted, atol=1e-5, rtol=1e-5)
+    for change, message in (
+        (
+            {"up.scale": torch.ones(3, 1, 4)},
+            r"heads\.safetensors: expected up\.scale \[\.\.\., 1, columns\] of a matrix",
+        ),
+        ({"other.scale": torch.ones(1)}, "expected other.scale"),
+    ):
+        save_file(stored | change, tmp_path / "heads.safetensors")
+        with pytest.raises(ValueError, match=message):
+            BlockwiseLM.from_pretrained(tmp_path)
+    del stored["up.scale"]
+    save_file(stored, tmp_path / "heads.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit heads\.json"):
+        BlockwiseLM.from_pretrained(tmp_path)
 
 
 @pytest.fixture(params=["feed-forward", "conditioned", "stern", "medusa"])
@@ -109,6 +145,72 @@ def test_conditioned_heads_read_the_token_that_was_chosen(model: BlockwiseLM) ->
         torch.testing.assert_close(found, state @ output.T)
     with pytest.raises(ValueError, match="expected the tokens after hidden states, which these heads read, got none"):
         own.head_logits(hidden)
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "conditioned"])
+def test_heads_read_the_states_of_further_layers(model: BlockwiseLM, kind: str, tmp_path: Path) -> None:
+    """Against the formula, in lattices of finished texts and of decodes, and after a round trip."""
+    heads = randomised(new_heads(model.base, kind, num_heads=4, intermediate_size=3))
+    wide, read = BlockwiseLM(model.base, heads), torch.randn(2, 5, 32)
+    before = wide.head_logits(read[..., :16], following=torch.tensor(7).expand(2, 5))
+    wide.add_layers([1])
+    torch.testing.assert_close(wide.head_logits(read, following=torch.tensor(7).expand(2, 5)), before)
+    randomised(heads)
+    wide.save_pretrained(tmp_path)
+    own, text = BlockwiseLM.from_pretrained(tmp_path), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    assert own.layers == (1,)
+    with torch.no_grad():
+        states = model.base.base_model(text[None], output_hidden_states=True)
+    hidden, first = states.last_hidden_state[0], states.hidden_states[1][0]
+    others = [first, *([model.base.get_output_embeddings().weight[text.roll(-1)]] if kind == "conditioned" else [])]
+    given = [hidden, *(each / (each.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() for each in others)]
+    source = HeadLattices(own, k=5)
+    assert source.needs_layers == (0,)
+    ((found, _),) = source.lattices_of_text(text.tolist(), range(2, 6))
+    for position, lattice in zip(range(2, 6), found, strict=True):
+        read = torch.cat(given, dim=1)[position]
+        expected = [
+            hidden[position] + torch.nn.functional.silu(read @ up) @ down
+            for up, down in zip(heads.up, heads.down, strict=True)
+        ]
+        log_probs = model.projection(torch.stack(expected)).log_softmax(-1).topk(5).values
+        np.testing.assert_allclose(lattice.log_probs, log_probs.detach(), atol=1e-5)
+        state = State(0, text[: position + 2].tolist(), 1, hidden[position], 3, layers=first[: position + 1])
+        (drawn,) = source.lattices([state])
+        assert drawn is not None
+        np.testing.assert_allclose(drawn.log_probs, lattice.log_probs, atol=1e-5)
+    checked = 0
+
+    class Checked(LatticeDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            nonlocal checked
+            for each in states:
+                read = model.base.base_model(torch.tensor([each.tokens[:-1]]), output_hidden_states=True)
+                torch.testing.assert_close(each.layers, read.hidden_states[1][0], atol=1e-4, rtol=1e-4)
+            checked += len(states)
+            return super().propose(states)
+
+    prompt = torch.tensor([[3, 1, 4], [2, 2, 7]])
+    out = generate(own, prompt, Checked(source, strategy_named("16-tree", as_scorer(None))), max_new_tokens=24)
+    assert torch.equal(out.sequences, model.base.generate(prompt, do_sample=False, max_new_tokens=24))
+    assert checked > 20
+    with pytest.raises(
+        ValueError, match=r"expected states of layers \(0,\) \(from 0\), which heads read, got some without"
+    ):
+        source.lattices([State(0, [1, 7], 1, hidden[0], 3)])
+    with pytest.raises(ValueError, match=r"expected heads that read no further layers, got some that read \(1,\)"):
+        own.add_layers([2])
+    with pytest.raises(ValueError, match="expected feed-forward or conditioned heads to read layers, got stern heads"):
+        BlockwiseLM(model.base, new_heads(model.base, "stern", num_heads=4)).add_layers([1])
+    for layers, message in (
+        ([3], "expected layers from 1 to 2"),
+        ([1, 2], "does not fit"),
+        ("1", "to be a list of nu"),
+    ):
+        config = json.loads((tmp_path / "heads.json").read_text()) | {"layers": layers}
+        (tmp_path / "heads.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=message):
+            BlockwiseLM.from_pretrained(tmp_path)
 
 
 def tied(model: BlockwiseLM, kind: str = "conditioned") -> BlockwiseLM:
@@ -213,7 +315,7 @@ def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 4}, "expected heads of format 1 to 3, got 4; update latticebpd"),
+        ({"format_version": 5}, "expected heads of format 1 to 4, got 5; update latticebpd"),
         ({"kind": "eagle"}, "expected heads of a kind among feed-forward, conditioned, stern, medusa, got 'eagle'"),
         ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
         ({"num_heads": 10**40}, "cannot be read"),

@@ -197,6 +197,41 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(kind: str, 
     assert record["validation"]["coverage"] == pytest.approx(sum(map(len, losses)) / labels.sum(), abs=1e-4)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_heads_learn_from_further_layers_and_from_sharpened_probabilities(stored: bool, tmp_path: Path) -> None:
+    """Losses against those of every label, token by token."""
+    data, base, wanted = texts(), tiny_model().base, [list[float](), list[float]()]
+    torch.manual_seed(0)
+    model = BlockwiseLM(base, new_heads(base, "conditioned", num_heads=3))
+    model.add_layers([2, 1])
+    torch.nn.init.normal_(model.heads.up)
+    torch.nn.init.normal_(model.heads.down, std=0.3)
+    states = kept(base, tmp_path / "texts.npz", data, layers=[1, 2]) if stored else None
+    with torch.no_grad():
+        for text, prompt in data.items():
+            ids = torch.tensor(text)
+            read = base.model(ids[None], output_hidden_states=True)
+            given = torch.cat([read.last_hidden_state, read.hidden_states[2], read.hidden_states[1]], dim=-1)[0]
+            logits = model.head_logits(given, following=ids.roll(-1)).log_softmax(-1)
+            for head in range(2):
+                for position in range(prompt - 1, len(text) - 2 - head):
+                    target = (model.projection(given[position + 1 + head, :16]) / 0.5).softmax(-1)
+                    wanted[head].append(-float(target @ logits[position, head]))
+    options = replace(
+        QUICK,
+        objective="joint",
+        steps=1,
+        batch_size=len(data),
+        learning_rate=0.0,
+        labels="model",
+        label_temperature=0.5,
+    )
+    learnt = HeadData(data, states)
+    train_heads(model, learnt, learnt, tmp_path / "run", options)
+    record = json.loads((tmp_path / "run/training-log.jsonl").read_text())
+    np.testing.assert_allclose(record["head_losses"], [np.mean(each) for each in wanted], atol=3e-3 if stored else 1e-4)
+
+
 def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
     base, data = tiny_model().base, texts()
     whole = kept(base, tmp_path / "whole.npz", data)
@@ -334,16 +369,18 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     with pytest.raises(ValueError, match="holds hidden states made with whole True, asked for is None"):
         add_states(base, data, states_directory(tmp_path / "whole.npz"), StateOptions([1], shard_texts=4))
     joined = HiddenStates.joined([whole, whole])
-    joined.require_whole([1])
+    joined.require([1], whole=True)
     assert torch.equal(joined.of_text(len(data) + 2), whole.of_text(2))
     with pytest.raises(
         ValueError,
         match=r"expected hidden states of whole texts and of layers 1, 2, got whole texts without layers \[2\]",
     ):
-        joined.require_whole([1, 2])
+        joined.require([1, 2], whole=True)
     with pytest.raises(
         ValueError, match="got written tokens only; make them with `latticebpd train hidden --whole --layers 1`"
     ):
-        written.require_whole([1])
+        written.require([1], whole=True)
+    with pytest.raises(ValueError, match=r"without layers \[2\]; make them with `latticebpd train hidden --layers 2`"):
+        written.require([2])
     with pytest.raises(ValueError, match="expected a decoder-only model for states of whole texts"):
         add_states(tiny("t5", eos=7), data, states_directory(tmp_path / "t5.npz"), StateOptions(whole=True))
