@@ -16,7 +16,6 @@ last such text.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,8 +25,7 @@ from typing import Any
 from rich.progress import Progress
 
 import fst
-from benchmarks.common import err, options, read_csv, run, set_up, signature, table, with_interval
-from fst.files import replacing
+from benchmarks.common import err, options, read_csv, run, set_up, signature, table, with_interval, write_csv
 from latticebpd import jacobi as algorithms
 from latticebpd import load
 from latticebpd.cli.jacobi_inputs import read_texts
@@ -120,33 +118,23 @@ def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
 class Results:
     """Decodes, text by text, of all systems.
 
-    path: the CSV file that keeps them; what it holds at first is taken up, a text that was cut short by a kill left
-    out.  data: the name of the texts.
+    path: the CSV file that keeps them; what it holds at first is taken up, a text that was cut short left out.
+    data: the name of the texts.
     """
 
     COLUMNS = ("data", "threads", "text", "system", "seconds", "passes", "flops", "tokens")
 
     def __init__(self, path: Path, systems: Sequence[str], data: str) -> None:
-        self.path, self.data, self.rows = path, data, list[dict[str, Any]]()
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            found = list(csv.DictReader(line for line in lines if line.endswith("\n")))
-            self.rows = found[: len(found) // len(systems) * len(systems)]
-        self.done = len(self.rows) // len(systems)
-        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
+        found = read_csv(path) if path.exists() else []
+        self.path, self.data, self.done = path, data, len(found) // len(systems)
+        self.rows: list[dict[str, Any]] = [*found[: self.done * len(systems)]]
 
     def add(self, text: int, found: dict[str, SystemRun]) -> None:
         """A text's decodes by all systems."""
-        new = []
         for name, each in found.items():
             cost = (each.seconds[0], each.passes[0], (each.flops or [0])[0], " ".join(map(str, each.tokens[0])))
-            new.append(dict(zip(self.COLUMNS, (self.data, 1, text, name, *cost), strict=True)))
-        self.rows += new
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self.COLUMNS).writerows(new)
+            self.rows.append(dict(zip(self.COLUMNS, (self.data, 1, text, name, *cost), strict=True)))
+        write_csv(self.path, self.rows, digits=6)
 
 
 def in_turns(
@@ -205,7 +193,7 @@ def measure(given: argparse.Namespace) -> None:
         raise ValueError(f"{given.heads}: expected a model with heads, got one without")
     chosen = systems(base, heads, given.lm, given.max_new_tokens)
     results = Results(given.output, [*chosen], given.texts.stem)
-    texts = read_texts(given.texts, given.source, None, None, given.limit).inputs
+    texts, _ = read_texts(given.texts, given.source, None, None, given.limit)
     spelled = [tokenizer(text)["input_ids"] for text in texts]  # type: ignore[operator]
     in_turns(base, chosen, spelled, results)
     signature(texts=len(texts))

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.prompts import prompts, save_prompts
 from fst.files import replacing
 from latticebpd import load
+from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
@@ -36,10 +38,15 @@ HELD_OUT = 32
 """The answer to every 32nd prompt is held out."""
 LATER = "0.7,0.5,0.4,0.3,0.25,0.2,0.2"
 """How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
-TRAINING = "--learning-rate 2e-3 --warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
+TRAINING = "--warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
 HEADS = f"--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,{LATER} {TRAINING}"
+RATE = "--learning-rate 2e-3"
 UPDATES = "--batch-size 40 --head-positions 0.25 --labels model --weight-decay 1 --precision bfloat16"
-TRANSITIONS = f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} {TRAINING}"
+LAYERS = "--layers 26"
+FURTHER = f"{TRAINING} {UPDATES} --label-temperature 0.5 --warm-start"
+DEEPER = f"{LAYERS} --head-weights 1,{LATER} --learning-rate 6e-4 --steps 1500 {FURTHER}"
+"""Trained heads learn to read the states of layer 26 too, from sharper probabilities."""
+TRANSITIONS = f"--freeze-heads --transitions 512 --head-weights 0,{LATER} {RATE} --steps 1200 {FURTHER}"
 PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
 PEOPLE += ["code/code-000.jsonl.xz"]
 
@@ -129,24 +136,26 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
     estimate(save_corpus(train), own, "--min-count 1,1,1,2")
     mix(mixed)
-    return mix(pruned, "--max-ngrams 800000")
+    return mix(pruned, "--max-ngrams 1000000")
 
 
 def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None) -> Path:
     """Eight conditioned heads and then their transitions, from hidden states that are read once of all training texts
-    or the first ``count``."""
+    or the first ``count``; the package's files, of 8 bits, are in ``package``."""
     if count is not None:
         learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
         train = stage(learn, lambda: chosen.save(learn))
-    latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    marginal = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "marginal-heads")
-    more = f"{TRANSITIONS} {UPDATES} --steps 1500 --validation"
-    latticebpd("train heads", train, "--model", marginal, more, held, "-o", work / "heads")
-    return work / "heads"
+    latticebpd("train", "hidden", held, train, f"--model {MODEL} {LAYERS} --shard-texts 64 --batch-tokens 2048")
+    first = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "first-heads")
+    marginal, trained = work / "marginal-heads", work / "heads"
+    for model, more, output in ((first, DEEPER, marginal), (marginal, TRANSITIONS, trained)):
+        latticebpd("train heads", train, "--model", model, f"{more} --validation", held, "-o", output)
+    load_blockwise(str(trained)).save_heads(work / "package", torch.int8)
+    return trained
 
 
 def train_heads(texts: Sequence[Path], held: Path, more: str, output: Path) -> Path:
-    latticebpd("train heads", *texts, f"{HEADS} {more} --model {MODEL} --validation", held, "-o", output)
+    latticebpd("train heads", *texts, f"{HEADS} {RATE} {more} --model {MODEL} --validation", held, "-o", output)
     return output
 
 

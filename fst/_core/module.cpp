@@ -53,11 +53,8 @@ class BorrowingModel : public Model {
           arcs_(std::move(arcs)) {}
 
     static std::span<const std::byte> bytes(const py::buffer_info& info, const char* name) {
-        py::ssize_t stride = info.itemsize;
-        for (py::ssize_t axis = info.ndim; axis-- > 0; stride *= info.shape[axis])
-            if (info.shape[axis] != 1 &&
-                info.strides[axis] != stride)
-                throw std::invalid_argument(std::string("expected ") + name + " as a contiguous buffer");
+        if (!PyBuffer_IsContiguous(info.view(), 'C'))
+            throw std::invalid_argument(std::string("expected ") + name + " as a contiguous buffer");
         return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
     }
 

@@ -48,7 +48,7 @@ def ddg(
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
     wanted, remedy = "--initial padding, random, source, heads or ngram", "`latticebpd jacobi` takes earlier outputs"
     expect(initial is not InitialName.previous, wanted, "previous", remedy)
-    texts = read_texts(file, source, None, None, limit).inputs
+    texts, _ = read_texts(file, source, None, None, limit)
     quiet_transformers()
     import torch
 

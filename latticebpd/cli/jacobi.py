@@ -61,9 +61,9 @@ def jacobi(
 
     Example: [bold]latticebpd jacobi test.jsonl --model translator --source en --target de -o test.de[/bold]
     """
-    texts = read_texts(file, source, target, references, limit)
-    earlier = _earlier(previous, initial, len(texts.inputs))
-    bleu = extra_module("sacrebleu.metrics.bleu", "translation", "references").BLEU() if texts.references else None
+    texts, right = read_texts(file, source, target, references, limit)
+    earlier = _earlier(previous, initial, len(texts))
+    bleu = extra_module("sacrebleu.metrics.bleu", "translation", "references").BLEU() if right else None
     quiet_transformers()
     import torch
 
@@ -81,7 +81,7 @@ def jacobi(
     served = loaded.model
     base = BaseModel.of(served)
     tokenizer: Any = loaded.tokenizer
-    inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
+    inputs = [tokenizer(text)["input_ids"] for text in texts]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
     first: Initial = initial_values(initial, served, lm, alpha, k, seed)
@@ -115,7 +115,7 @@ def jacobi(
         write_text(output, "".join(" ".join(line.split()) + "\n" for line in written[name]))
     scores, signature = {}, None
     if bleu is not None:
-        scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
+        scores = {each: bleu.corpus_score(lines, [right]).score for each, lines in written.items()}
         signature = str(bleu.get_signature())
     target_length = "not needed" if algorithm is Algorithm.hybrid else length
     options = {"texts": len(inputs), "batch_size": batch_size, "max_new_tokens": max_new_tokens}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -29,15 +28,9 @@ class InitialName(StrEnum):
     ngram = "ngram"
 
 
-@dataclass(frozen=True)
-class JacobiInputs:
-    """Inputs, and references if any."""
-
-    inputs: list[str]
-    references: list[str] | None
-
-
-def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> JacobiInputs:
+def read_texts(
+    path: Path, source: str, target: str | None, references: Path | None, limit: int | None
+) -> tuple[list[str], list[str] | None]:
     """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects.
 
     ValueError for a line without text, no text at all, or another number of references.
@@ -55,7 +48,7 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         targets = _lines(references, limit)
         wanted = f"{len(inputs)} references, one a line as in {path}"
         expect(len(targets) == len(inputs), wanted, len(targets), of=references)
-    return JacobiInputs(inputs, targets)
+    return inputs, targets
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:

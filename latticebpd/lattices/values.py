@@ -109,18 +109,11 @@ def converts(**conversions: Callable[[Any], Any]) -> Callable[[type[T]], type[T]
 
     def decorate(kind: type[T]) -> type[T]:
         for name, convert in conversions.items():
-            setattr(kind, name, _ConvertedField(name, convert))
+            setattr(kind, name, _converted(name, convert))
         return kind
 
     return decorate
 
 
-class _ConvertedField:
-    def __init__(self, name: str, convert: Callable[[Any], Any]) -> None:
-        self.name, self.convert = name, convert
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else self.convert(vars(instance)[self.name])
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        vars(instance)[self.name] = value
+def _converted(name: str, convert: Callable[[Any], Any]) -> property:
+    return property(lambda owner: convert(vars(owner)[name]), lambda owner, value: vars(owner).update({name: value}))

@@ -41,8 +41,7 @@ class AnswerResponse(Response):
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
-                first = await self.events.get()
-                response = self._failure(first) or await self._response(first)
+                response = await self._response(await self.events.get())
                 self.status_code = response.status_code
                 if isinstance(response, StreamingResponse):
                     await response.stream_response(send)
@@ -60,17 +59,12 @@ class AnswerResponse(Response):
             pass
         scope.cancel()
 
-    def _failure(self, first: Progress) -> Response | None:
-        """The response to a request that ended before its answer began; None where there is one."""
-        if first.reason == ERROR:
-            return refusal(RequestError(500, FAILED))
+    async def _response(self, first: Progress) -> Response:
+        """The answer, or a refusal where the request ended before it began."""
         if first.reason == TIME and not self.job.new_tokens:
             waited = f"no token within {self.scheduler.limits.seconds:g} seconds; try again later"
             return refusal(RequestError(503, f"expected an answer in time, got {waited}", "overloaded"))
-        return None
-
-    async def _response(self, first: Progress) -> Response:
-        if self.asked.stream:
+        if self.asked.stream and first.reason != ERROR:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(self._chunks(first), media_type="text/event-stream", headers=headers)
         parts, last = [first.text], first

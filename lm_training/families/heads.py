@@ -103,9 +103,8 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
     ) -> None:
         data, heads = HeadData.of(data), model.num_heads
         super().__init__(options, data.texts)
-        read = (heads, model.shortlist, model.layers)
-        self.data = HeadSampler(model.base, data, "training", *read)
-        self.validation = HeadSampler(model.base, HeadData.of(validation), "validation", *read)
+        self.data = HeadSampler(model, data, "training")
+        self.validation = HeadSampler(model, HeadData.of(validation), "validation")
         if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and two labels), got none")
         self.transitions = model.heads.transitions

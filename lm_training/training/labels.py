@@ -8,7 +8,6 @@ decoder's text begins with the start token.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import require_vocabulary
@@ -94,30 +94,18 @@ class ModelTexts:
 
 
 class HeadSampler:
-    """Makes batches of chosen texts.
+    """Makes batches of chosen texts; tokens that are not on the heads' shortlist are no labels of heads 2..h."""
 
-    predictions: tokens predicted from each hidden state, the base model's own included. shortlist: ``[n]`` the tokens
-    that heads 2..h predict, ascending; other tokens are no labels of these heads. layers: whose states heads read too.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        data: HeadData,
-        name: str,
-        predictions: int,
-        shortlist: np.ndarray | None = None,
-        layers: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, model: BlockwiseLM, data: HeadData, name: str) -> None:
         stock = BaseModel.of(model)
-        self.layers = [LAST, *map(layer_name, layers)]
+        self.layers = [LAST, *map(layer_name, model.layers)]
         if data.states is not None:
-            data.states.require(layers)
+            data.states.require(model.layers)
             data.states.require_size(len(data.texts), name, stock.hidden_size)
-        self.read, self.predictions, self.states = ModelTexts.of(model, data.texts, name), predictions, data.states
+        self.read, self.predictions, self.states = ModelTexts.of(model, data.texts, name), model.num_heads, data.states
         self.texts = self.read.texts  # the decoder's
         self.device, self.fill = stock.device, stock.pad_id or 0
-        self.indices = shortlist_indices(stock.vocab_size, shortlist)
+        self.indices = shortlist_indices(stock.vocab_size, model.shortlist)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -112,6 +112,7 @@ class HeadLosses:
         1.0, "Share of a text's positions that position scores; 0.25 with four times the texts costs the same.",
         above=0.0, max=1.0,
     )  # fmt: skip
+    validation_sequences: int = option(64, free=True, min=1)
 
     @property
     def selection(self) -> Selection:
@@ -141,7 +142,6 @@ class HeadTraining(HeadLosses, LoopOptions):
         False, "With --warm-start --transitions: train only the transitions.", flag="--freeze-heads/--train-heads"
     )
     fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
-    validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
 
 
@@ -155,7 +155,6 @@ class BlockwiseTraining(HeadLosses, PlateauOptions):
     learning_rate: float = option(2e-3, "AdamW's peak rate: embedding, norms, heads.", min=0.0)
     decay_fraction: float = option(0.3, min=0.0, max=1.0)
     head_positions: float = option(0.25, above=0.0, max=1.0)
-    validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(0, free=True, min=0)
     fine_tune: bool = option(True)
 

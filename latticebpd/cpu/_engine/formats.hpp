@@ -93,19 +93,17 @@ inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
     const std::size_t sub = index % (format.block / kGroup);
     const auto half = [&](std::size_t at) { return static_cast<std::uint16_t>(block[at] | block[at + 1] << 8); };
     Group group{};
+    group.half = half(type == Type::kQ6K ? 208 : 0);
+    if (format.minima) group.minimum = half(2);
     if (type == Type::kQ80) {
-        group.half = half(0);
         for (std::size_t i = 0; i < kGroup; ++i) group.q[i] = static_cast<std::uint8_t>(block[2 + i] + 128);
     } else if (type == Type::kQ6K) {
-        group.half = half(208);
         const std::uint8_t *low = block + 64 * (sub / 4) + 32 * (sub % 2), *high = block + 128 + 32 * (sub / 4);
         for (std::size_t i = 0; i < kGroup; ++i)
             group.q[i] = static_cast<std::uint8_t>((low[i] >> 4 * (sub % 4 / 2) & 15) |
                                                    (high[i] >> 2 * (sub % 4) & 3) << 4);
         std::memcpy(group.bytes, block + 192 + 2 * sub, 2);
     } else if (format.super) {
-        group.half = half(0);
-        group.minimum = half(2);
         const std::uint8_t *s = block + 4, *codes = block + format.bytes - 128 + 32 * (sub / 2);
         group.bytes[0] = static_cast<std::uint8_t>(sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | s[sub - 4] >> 6 << 4);
         group.bytes[1] = static_cast<std::uint8_t>(sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | s[sub] >> 6 << 4);
@@ -114,8 +112,6 @@ inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
             if (format.bits == 5) group.q[i] |= static_cast<std::uint8_t>((block[16 + i] >> sub & 1) << 4);
         }
     } else {
-        group.half = half(0);
-        if (format.minima) group.minimum = half(2);
         const std::uint8_t *codes = block + format.bytes - 16, *high = codes - 4;
         for (std::size_t i = 0; i < kGroup; ++i) {
             group.q[i] = codes[i % 16] >> 4 * (i / 16) & 15;

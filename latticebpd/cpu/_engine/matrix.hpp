@@ -56,19 +56,12 @@ class Matrix {
         });
     }
 
-    // float32 numbers [outputs, inputs], as they are (kF32) or rounded as q8_0.
-    Matrix(const std::shared_ptr<WeightMemory>& memory, const float* numbers, std::size_t outputs, std::size_t inputs,
-           bool rounded)
-        : Matrix(memory, rounded ? Type::kQ80 : Type::kF32, outputs, inputs) {
+    // float32 numbers [outputs, inputs], rounded as q8_0; as they are, they are blocks of kF32.
+    Matrix(const std::shared_ptr<WeightMemory>& memory, const float* numbers, std::size_t outputs, std::size_t inputs)
+        : Matrix(memory, Type::kQ80, outputs, inputs) {
         fill([&](std::size_t output, std::uint8_t* panel) {
-            const float* row = numbers + output * inputs;
-            if (!rounded) {
-                for (std::size_t i = 0; i < inputs; ++i)
-                    std::memcpy(panel + (i * width() + output % width()) * 4, row + i, 4);
-                return;
-            }
             for (std::size_t group = 0; group < inputs / kGroup; ++group) {
-                const float* from = row + group * kGroup;
+                const float* from = numbers + output * inputs + group * kGroup;
                 float largest = 0.0f;
                 for (std::size_t i = 0; i < kGroup; ++i) largest = std::max(largest, std::abs(from[i]));
                 if (!(largest < kLargestWeight) || std::any_of(from, from + kGroup, [](float w) { return w != w; }))
@@ -85,8 +78,8 @@ class Matrix {
 
     void set_bias(const std::vector<float>& bias) {
         if (bias.size() != outputs) throw std::invalid_argument("expected a bias of as many numbers as outputs");
-        bias_.assign((outputs + width() - 1) / width() * width(), 0.0f);
-        std::copy(bias.begin(), bias.end(), bias_.begin());
+        bias_ = bias;
+        bias_.resize(count() * width());
     }
 
     Panels panels() const { return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs}; }

@@ -101,7 +101,10 @@ PYBIND11_MODULE(_engine, module) {
                         const auto outputs = static_cast<std::size_t>(numbers.shape(0));
                         const auto inputs = static_cast<std::size_t>(numbers.shape(1));
                         const GilRelease released;
-                        return std::make_shared<Matrix>(memory, from, outputs, inputs, rounded);
+                        if (rounded) return std::make_shared<Matrix>(memory, from, outputs, inputs);
+                        const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
+                        return std::make_shared<Matrix>(memory, Type::kF32, bytes, outputs, inputs,
+                                                        std::vector<std::int64_t>{});
                     },
                     "memory"_a, "numbers"_a, "rounded"_a)
         .def("set_bias", &Matrix::set_bias)

@@ -297,18 +297,22 @@ def command(distilled: Path, output: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_command_attaches_heads_and_carries_on_from_them(distilled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "more"), [("stern", []), ("conditioned", ["--layers", "1"])])
+def test_command_attaches_heads_and_carries_on_from_them(
+    distilled: Path, tmp_path: Path, kind: str, more: list[str]
+) -> None:
     tiny_model().base.save_pretrained(distilled / "model")
-    result = CliRunner().invoke(app, command(distilled, tmp_path / "a", "--kind", "stern"), catch_exceptions=False)
+    result = CliRunner().invoke(app, command(distilled, tmp_path / "a", "--kind", kind), catch_exceptions=False)
     assert result.exit_code == 0
-    assert BlockwiseLM.from_pretrained(tmp_path / "a").heads.kind == "stern"
-    warm = [*command(distilled, tmp_path / "b", "--warm-start")]
+    assert BlockwiseLM.from_pretrained(tmp_path / "a").heads.kind == kind
+    warm = [*command(distilled, tmp_path / "b", "--warm-start", *more)]
     warm[warm.index("--model") + 1] = str(tmp_path / "a")
     assert CliRunner().invoke(app, warm, catch_exceptions=False).exit_code == 0
     first, second = (
         json.loads((tmp_path / run / "training-log.jsonl").open().readline())["loss"] for run in ("a", "b")
     )
     assert second < first
+    assert BlockwiseLM.from_pretrained(tmp_path / "b").layers == ((1,) if more else ())
 
 
 @pytest.mark.parametrize(
@@ -320,6 +324,8 @@ def test_command_attaches_heads_and_carries_on_from_them(distilled: Path, tmp_pa
         (["--precision", "fp8"], "expected --precision float32, bfloat16, got 'fp8'"),
         (["--kind", "hydra"], "expected heads of a kind among"),
         (["--warm-start"], "found no heads; leave the option out"),
+        (["--kind", "stern", "--layers", "1"], "expected feed-forward or conditioned heads to read layers, got stern"),
+        (["--layers", "3"], r"expected layers from 1 to 2 \(the model's\), got 3"),
         (["--head-weights", "1,x"], "expected --head-weights as numbers"),
         (["--head-weights", "1,1"], "expected 3 head weights"),
     ],
