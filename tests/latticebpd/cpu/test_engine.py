@@ -151,7 +151,9 @@ def test_states_of_layers_are_those_of_transformers() -> None:
         states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
     read = verifier.layer_states(0)
     assert read is not None
-    torch.testing.assert_close(torch.from_numpy(read), torch.cat([states[1][0], states[4][0]], dim=-1), atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(read), torch.cat([states[1][0], states[4][0]], dim=-1), atol=5e-5, rtol=1e-4
+    )
 
 
 @pytest.fixture(scope="module")
