@@ -46,7 +46,7 @@ LAYERS = "--layers 26"
 FURTHER = f"{TRAINING} {UPDATES} --label-temperature 0.5 --warm-start"
 DEEPER = f"{LAYERS} --head-weights 1,{LATER} --learning-rate 6e-4 --steps 1500 {FURTHER}"
 """Trained heads learn to read the states of layer 26 too, from sharper probabilities."""
-TRANSITIONS = f"--freeze-heads --transitions 512 --head-weights 0,{LATER} {RATE} --steps 1200 {FURTHER}"
+TRANSITIONS = f"--freeze-heads --transitions 512 --head-weights 0,{LATER} {RATE} --steps 1100 {FURTHER}"
 PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
 PEOPLE += ["code/code-000.jsonl.xz"]
 

@@ -31,12 +31,12 @@ class EngineVerifier:
     def __init__(self, engine: Engine | EngineTarget, layers: Sequence[int] = ()) -> None:
         self.model, self.layers, self.threads = engine.transformer, tuple(layers), num_threads()
         self.caches: list[_engine.Cache] = []
-        self.states: list[list[np.ndarray]] = []  # of every row's text, in parts
+        self.states: list[np.ndarray] = []  # of every row's text, with room for more
         self.pending: list[np.ndarray] = []
 
     def begin(self, rows: int) -> None:
         self.caches = [_engine.Cache(self.model) for _ in range(rows)]
-        self.states = [[] for _ in range(rows)]
+        self.states = [np.empty((0, len(self.layers) * self.model.hidden_size), np.float32)] * rows
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
         self.begin(len(prompts))
@@ -92,19 +92,15 @@ class EngineVerifier:
     def cut(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):
             self.caches[row].cut(length)
-            if self.layers:
-                self.states[row] = [np.concatenate(self.states[row])[:length]]
 
     def select(self, rows: Sequence[int]) -> None:
-        caches = self.caches
-        self.caches = [copy(caches[row]) if row in rows[:i] else caches[row] for i, row in enumerate(rows)]
-        self.states = [[*self.states[row]] for row in rows]
+        def taken(each: list[Any]) -> list[Any]:
+            return [copy(each[row]) if row in rows[:i] else each[row] for i, row in enumerate(rows)]
+
+        self.caches, self.states = taken(self.caches), taken(self.states)
 
     def layer_states(self, row: int) -> Any:
-        if not self.layers:
-            return None
-        self.states[row] = [np.concatenate(self.states[row])]
-        return self.states[row][0]
+        return self.states[row][: self.caches[row].length] if self.layers else None
 
     def _read(
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False
@@ -115,9 +111,13 @@ class EngineVerifier:
 
     def _keep(self, rows: Sequence[int], states: Sequence[np.ndarray], columns: Sequence[Sequence[int]]) -> None:
         for row, own, kept in zip(rows, states, columns, strict=True):
+            begin, end = self.caches[row].length, self.caches[row].length + len(kept)
             self.caches[row].keep(list(kept))
             if self.layers:
-                self.states[row].append(own[list(kept)])
+                if end > len(self.states[row]):
+                    room = np.empty((len(kept) + end // 2, own.shape[1]), np.float32)
+                    self.states[row] = np.concatenate([self.states[row][:begin], room])
+                self.states[row][begin:end] = own[list(kept)]
 
     def _verified(self, hidden: np.ndarray, trees: Sequence[DraftTree] = ()) -> Verified:
         """hidden: ``[rows, columns, hidden]``."""
