@@ -26,7 +26,7 @@ class RandomHeads:
 
     tokenizer_fingerprint = None
     vocab_size = VOCABULARY
-    has_transitions = False
+    has_transitions, layers = False, ()
 
     def __init__(self, model: PreTrainedModel, slots: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
