@@ -107,9 +107,9 @@ class HiddenStates:
         stored = set.intersection(*(set(file.keys()) for file in self.files)) if self.files else set()
         missing = [layer for layer in layers if layer_name(layer) not in stored]
         if missing or (whole and not self.whole):
-            got = "whole texts" if self.whole else "written tokens only"
+            got = ("whole texts" if self.whole else "written tokens only") if whole else "those"
             got += f" without layers {missing}" if missing else ""
-            wanted = f"{'whole texts' if whole else 'texts'} and of layers {', '.join(map(str, layers))}"
+            wanted = f"{'whole texts and of ' if whole else ''}layers {', '.join(map(str, layers))}"
             remedy = f"make them with `{states_command(layers, whole)}`"
             raise ValueError(f"expected hidden states of {wanted}, got {got}; {remedy}")
 
