@@ -125,9 +125,9 @@ class Results:
     COLUMNS = ("data", "threads", "text", "system", "seconds", "passes", "flops", "tokens")
 
     def __init__(self, path: Path, systems: Sequence[str], data: str) -> None:
-        found = read_csv(path) if path.exists() else []
-        self.path, self.data, self.done = path, data, len(found) // len(systems)
-        self.rows: list[dict[str, Any]] = [*found[: self.done * len(systems)]]
+        kept = read_csv(path) if path.exists() else []
+        self.path, self.data, self.done = path, data, len(kept) // len(systems)
+        self.rows: list[dict[str, Any]] = [*kept[: self.done * len(systems)]]
 
     def add(self, text: int, found: dict[str, SystemRun]) -> None:
         """A text's decodes by all systems."""

@@ -58,11 +58,11 @@ def test_heads_of_8_bits_are_those_that_the_kernels_compute_with(model: Blockwis
     again, hidden, following = BlockwiseLM.from_pretrained(tmp_path), torch.randn(4, 16), torch.arange(4)
     stored = load_file(tmp_path / "heads.safetensors")
     for name in ("up", "down", "transitions.up", "transitions.down"):
-        exact, found = own.heads.state_dict()[name], again.heads.state_dict()[name]
+        exact, rounded = own.heads.state_dict()[name], again.heads.state_dict()[name]
         scale = exact.abs().amax(dim=-2, keepdim=True) / 127
         assert stored[name].dtype == torch.int8
         torch.testing.assert_close(stored[name].float(), (exact / scale).round())
-        assert bool(((found - exact).abs() <= 0.51 * scale).all())
+        assert bool(((rounded - exact).abs() <= 0.51 * scale).all())
     own.use_int8()
     again.use_int8()
     with torch.inference_mode():
@@ -166,8 +166,8 @@ def test_heads_read_the_states_of_further_layers(model: BlockwiseLM, kind: str, 
     given = [hidden, *(each / (each.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() for each in others)]
     source = HeadLattices(own, k=5)
     assert source.needs_layers == (0,)
-    ((found, _),) = source.lattices_of_text(text.tolist(), range(2, 6))
-    for position, lattice in zip(range(2, 6), found, strict=True):
+    ((of_text, _),) = source.lattices_of_text(text.tolist(), range(2, 6))
+    for position, lattice in zip(range(2, 6), of_text, strict=True):
         read = torch.cat(given, dim=1)[position]
         expected = [
             hidden[position] + torch.nn.functional.silu(read @ up) @ down
