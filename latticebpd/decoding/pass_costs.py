@@ -69,11 +69,8 @@ def profile(
             hidden: Any = np.array([[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)], np.float32)
             if not isinstance(model, EngineTarget):
                 hidden = as_tensor(hidden).to(stock.device, stock.dtype)
-            layers = [verifier.layer_states(row) for row in range(batch)]
-            states = [
-                State(row, text, 1, hidden[row], context, layers=None if layers[row] is None else layers[row][:-1])
-                for row, text in enumerate(texts)
-            ]
+            layers = [None if each is None else each[:-1] for each in map(verifier.layer_states, range(batch))]
+            states = [State(row, text, 1, hidden[row], context, (), layers[row]) for row, text in enumerate(texts)]
             for turn in range(rounds + 1):
                 for width in widths:
                     tokens = np.array(rng.sample(range(stock.vocab_size), width - 1), np.int32)

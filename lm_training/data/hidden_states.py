@@ -194,10 +194,10 @@ def add_states(
 
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
-    layers = options.layers
+    layers = sorted(set(options.layers))
     model.check_layers(layers)
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
-    settings |= {"model": weights_fingerprint(model.model), "layers": sorted(set(layers)), **rounded_weights(model)}
+    settings |= {"model": weights_fingerprint(model.model), "layers": layers, **rounded_weights(model)}
     directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latticebpd.checks import expect
 from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, VanillaDrafter
@@ -120,6 +121,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts alone")
         self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
         self.temperature = options.label_temperature if isinstance(options, HeadTraining) else 1.0
+        expect(self.distilled or self.temperature == 1.0, "--labels model with --label-temperature", "--labels text")
         if self.distilled and not self.frozen:
             raise ValueError("expected a frozen base model with --labels model, got --fine-tune; leave one out")
         if self.heads_frozen and (self.transitions is None or not self.frozen):

@@ -326,6 +326,7 @@ def test_command_attaches_heads_and_carries_on_from_them(
         (["--warm-start"], "found no heads; leave the option out"),
         (["--kind", "stern", "--layers", "1"], "expected feed-forward or conditioned heads to read layers, got stern"),
         (["--layers", "3"], r"expected layers from 1 to 2 \(the model's\), got 3"),
+        (["--label-temperature", "0.5"], "expected --labels model with --label-temperature, got --labels text"),
         (["--head-weights", "1,x"], "expected --head-weights as numbers"),
         (["--head-weights", "1,1"], "expected 3 head weights"),
     ],
