@@ -90,24 +90,27 @@ def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119], *request.param)
 
 
-def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch, bigram: bool = True) -> Loaded:
     """The same model, loaded by `transformers` before its engine is made."""
     with monkeypatch.context() as context:
         context.setattr("latticebpd.decoding.front_door.engine_target", lambda path: None)
-        loaded = load(folder)
+        loaded = load(folder, bigram=bigram)
     assert (loaded.weights, loaded.target) == ("file", None)
     return loaded
 
 
-def assert_same(one: Loaded, other: Loaded, prompts: list[list[int]], system: str, length: int) -> None:
-    """Texts and calls."""
+def assert_same(
+    one: Loaded, other: Loaded, prompts: list[list[int]], system: str, length: int, calls: bool = True
+) -> None:
+    """Texts and, if asked for, calls."""
     own, stock = one.drafter(system), other.drafter(system)
     for prompt in prompts:
         found = one.generate(prompt, own, max_new_tokens=length, trace=True)
         expected = other.generate(prompt, stock, max_new_tokens=length, trace=True)
         assert torch.equal(found.sequences, expected.sequences)
-        assert found.blocks() == expected.blocks()
-        assert found.accept_counts.tolist() == expected.accept_counts.tolist()
+        if calls:
+            assert found.blocks() == expected.blocks()
+            assert found.accept_counts.tolist() == expected.accept_counts.tolist()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -260,11 +263,12 @@ def test_heads_of_another_model_are_left_to_the_reader_that_refuses_them(
 def test_the_real_model_writes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     if not model_folder("smollm2-135m").is_dir():
         pytest.skip("latticebpd models get smollm2-135m")
-    loaded = load("smollm2-135m")
-    assert loaded.target is not None
-    stock = with_pytorch("smollm2-135m", monkeypatch)
     questions = ["What is a lattice?", "Name three rivers in Germany.", "Write a haiku about rain.", "Count to twenty."]
-    prompts = [loaded.encode(question) for question in questions]
-    assert prompts == [stock.encode(question) for question in questions]
-    for system in ("16-calibrated", "copies+16-tree", "greedy"):
-        assert_same(loaded, stock, prompts, system, 60)
+    for bigram in (False, True):
+        loaded, stock = load("smollm2-135m", bigram=bigram), with_pytorch("smollm2-135m", monkeypatch, bigram)
+        assert loaded.target is not None
+        prompts = [loaded.encode(question) for question in questions]
+        assert prompts == [stock.encode(question) for question in questions]
+        for system in ("16-calibrated", "copies+16-tree", "greedy"):
+            # The engine rounds transitions to 8 bits, which may order nearly equal drafts otherwise.
+            assert_same(loaded, stock, prompts, system, 60, calls=not bigram)
