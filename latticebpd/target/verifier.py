@@ -67,5 +67,5 @@ class Verifier(Protocol):
         """Continue with these rows only, renumbered in this order."""
 
     def layer_states(self, row: int) -> Any:
-        """``[tokens, layers * hidden]`` the states after the verifier's ``layers``, of a row's text as far as it was
-        read; None without such layers."""
+        """``[tokens, layers * hidden]``, an array or a tensor: the states after the verifier's ``layers``, of a row's
+        text as far as it was read; None without such layers."""
