@@ -8,7 +8,7 @@ import typer
 
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
-from lm_training.cli.options import DEVICE, LAYERS, PART, WRITER
+from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type
 
 
 def distill(
@@ -30,6 +30,7 @@ def distill(
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
+    base_dtype: str = BASE_DTYPE,
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
 ) -> None:
@@ -61,7 +62,7 @@ def distill(
 
     mine = parse_part(part)
     states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None
-    base = load_stock(model)
+    base = load_stock(model, base_type(base_dtype))
     stock = BaseModel.of(base)
     end_ids = stock.eos_ids
     are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]

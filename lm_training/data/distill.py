@@ -36,6 +36,7 @@ from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
+from latticebpd.target.grouped_attention import grouped_attention
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
 from lm_training.data import hidden_states
@@ -192,14 +193,18 @@ def by_loop(model: BaseModel, drafter: Drafter, max_new_tokens: int, prompts: Se
 def by_generate(
     stock: BaseModel, num_beams: int, max_new_tokens: int, prompts: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """`generate()` of ``transformers``: for beams, and for models that our loop has no cache for."""
+    """`generate()` of ``transformers``: for beams, on a GPU, and for models that our loop has no cache for."""
     end_ids = stock.eos_ids
     fill = stock.pad_id if stock.pad_id is not None else min(end_ids, default=0)
     # Prompts are padded on the left, to be continued; sources on the right, where encoders expect padding.
     arrays = padded(prompts, fill, left=not stock.is_encoder_decoder)
     ids, mask = (torch.from_numpy(array).to(stock.device) for array in arrays)
-    options = {"do_sample": False, "num_beams": num_beams, "max_new_tokens": max_new_tokens}
-    out = stock.model.generate(ids, attention_mask=mask, pad_token_id=fill, **options)
+    options: dict[str, Any] = {"do_sample": False, "num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    if stock.device.type == "cuda" and num_beams == 1:
+        # A static cache is written in place; to compile the model for each length of prompts would take longer.
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    with grouped_attention(stock.model):
+        out = stock.model.generate(ids, attention_mask=mask, pad_token_id=fill, **options)
     begin = 1 if stock.is_encoder_decoder else ids.shape[1]  # after the decoder's start token, or the prompt
     rows = out[:, begin:].cpu().numpy()
     ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]
@@ -239,7 +244,7 @@ def distill(
     if engine is not None:
         last_states = states is not None and not states.layers and not states.whole and drafter is None
         writer = partial(on_engine, stock, drafts, size, length, last_states)
-    elif greedy:
+    elif greedy and (drafter is not None or stock.device.type == "cpu"):
         writer = partial(in_batches, partial(by_loop, stock, drafts, length), size)
     else:
         writer = partial(in_batches, partial(by_generate, stock, options.num_beams, length), size)

@@ -19,7 +19,7 @@ heads can also be trained alone, on a frozen drafter.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ from latticebpd.checks import expect
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
 from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
+from latticebpd.lattices.texts import padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
-from lm_training.data.hidden_states import layer_name, states_command
+from lm_training.data.hidden_states import layer_name, read_states
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
 from lm_training.families.heads import TOP
@@ -80,9 +81,9 @@ class BlockBatch:
 class BlockSampler:
     """Makes batches of chosen texts.
 
-    data: texts with states of every position. blocks: of each text. with_last: whether batches hold the states that
-    predict the slots' tokens. Raises ValueError for texts without states, or with those of another width, or that the
-    target cannot read.
+    data: texts, with states of every position or none: then the target, on the drafter's device, reads the texts.
+    blocks: of each text. with_last: whether batches hold the states that predict the slots' tokens. Raises ValueError
+    for other states, and texts that the target cannot read.
     """
 
     def __init__(
@@ -91,12 +92,10 @@ class BlockSampler:
         self.config: BlockConfig = drafter.config
         self.device, self.blocks, self.with_last = drafter.device, blocks, with_last
         layers = [layer + 1 for layer in self.config.target_layer_ids]  # files count from 1
-        if data.states is None:
-            command = states_command(layers, whole=True)
-            raise ValueError(f"expected hidden states beside the {name} texts; make them with `{command}`")
-        data.states.require(layers, whole=True)
-        data.states.require_size(len(data.texts), name, self.config.hidden_size)
-        self.layers = [layer_name(layer) for layer in layers]
+        if data.states is not None:
+            data.states.require(layers, whole=True)
+            data.states.require_size(len(data.texts), name, self.config.hidden_size)
+        self.target, self.layers = BaseModel.of(target), layers
         self.texts, self.states = ModelTexts.of(target, data.texts, name).texts, data.states
         drafted = drafter.draft_tokens
         self.indices = shortlist_indices(self.config.vocab_size, None if drafted is None else drafted.cpu().numpy())
@@ -122,18 +121,34 @@ class BlockSampler:
             tokens[row, :, 0] = self.texts[chosen[turn]][positions[row]]
         inside, previous, labels = (np.stack([slots[turn][kind] for turn in mine]) for kind in range(3))
         context = max(1, int(positions.max(initial=0)))  # layers need a context
-        states = torch.zeros(len(mine), context, len(self.layers) * config.hidden_size)
-        last = torch.zeros(*labels.shape, config.hidden_size) if self.with_last else None
-        for row, turn in enumerate(mine):
-            read = self.states.of_text(chosen[turn], *self.layers, whole=True)[:context].float()
-            states[row, : len(read)] = read
-            if last is not None:
+        where = torch.device("cpu") if self.states is not None else self.device
+        states = torch.zeros(len(mine), context, len(self.layers) * config.hidden_size, device=where)
+        last = torch.zeros(*labels.shape, config.hidden_size, device=where) if self.with_last else None
+        for row, (read, predicting) in enumerate(self._read([chosen[turn] for turn in mine])):
+            length = min(context, len(read))
+            states[row, :length] = read[:length]
+            if last is not None and predicting is not None:
                 columns = (positions[row][:, None] + np.arange(config.slots))[inside[row]]
-                chosen_from = self.states.of_text(chosen[turn], whole=True)[torch.from_numpy(columns)]
-                last[row][torch.from_numpy(inside[row])] = chosen_from.float()
+                last[row][torch.from_numpy(inside[row])] = predicting[torch.from_numpy(columns)].float()
         arrays = (positions, tokens.reshape(len(mine), -1), inside, labels, previous, counts.astype(np.float32))
         moved = (torch.from_numpy(array).to(self.device) for array in arrays)
         return BlockBatch(states.to(self.device), None if last is None else last.to(self.device), *moved)
+
+    def _read(self, chosen: Sequence[int]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Each text's states of the layers and, if batches hold them, those that predict its tokens."""
+        if self.states is not None:
+            names = [*map(layer_name, self.layers)]
+            for index in chosen:
+                last = self.states.of_text(index, whole=True) if self.with_last else None
+                yield self.states.of_text(index, *names, whole=True), last
+            return
+        inputs = torch.from_numpy(padded([self.texts[index] for index in chosen], 0)[0]).to(self.device)
+        with torch.no_grad():
+            read = read_states(self.target, True, inputs)
+        layers = torch.cat([read[layer] for layer in self.layers], dim=-1)
+        for row, index in enumerate(chosen):
+            length = int(self.texts.lengths[index]) - 1
+            yield layers[row, :length], read[-1][row, :length]
 
     def _slots(self, index: int, anchors: np.ndarray, blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``[blocks, slots]`` each: whether a slot is the text's, the token before it, and its label."""

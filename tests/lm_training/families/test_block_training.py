@@ -27,7 +27,7 @@ from lm_training.data.batching import rows_of_step
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.hidden_states import StateOptions, add_states, load_states, states_directory
 from lm_training.data.training_data import HeadData
-from lm_training.families.block import BlockObjective, train_block_drafter, with_head
+from lm_training.families.block import BlockObjective, BlockSampler, train_block_drafter, with_head
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import BlockDrafterTraining
 from tests.helpers.blockwise_models import tiny_model
@@ -334,16 +334,26 @@ def test_a_head_with_its_drafter_begins_as_the_drafter_and_trains_all(data: Head
     assert moved == {name for name, _ in new.named_parameters()}
 
 
+def test_without_stored_states_the_target_reads_the_texts(data: HeadData) -> None:
+    """The same batches, to the rounding of stored states."""
+    target, chosen = base(), [3, 0, 2, 1]
+    samplers = [BlockSampler(target, drafter(target), each, "x", 3, True) for each in (data, HeadData(data.texts))]
+    anchors = [samplers[0].anchors(index, np.random.default_rng(index)) for index in chosen]
+    stored, read = (each.batch(chosen, anchors) for each in samplers)
+    assert read.last is not None
+    assert stored.last is not None
+    assert read.last.abs().sum() > 0
+    for one, other in ((stored.states, read.states), (stored.last, read.last)):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+    assert torch.equal(stored.labels, read.labels)
+    assert torch.equal(stored.anchors, read.anchors)
+
+
 def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) -> None:
     def refused(given: HeadData, target: LlamaForCausalLM, words: str) -> None:
         with pytest.raises(ValueError, match=words):
             train_block_drafter(drafter(target), target, given, given, tmp_path / "out", QUICK)
 
-    refused(
-        HeadData(data.texts),
-        base(),
-        r"expected hidden states beside the training texts; make them with .* --layers 1,2`",
-    )
     refused(data, tiny_model(seed=5).base, "expected hidden states of the target")
     fewer = with_states(tmp_path / "fewer", base(), data.texts, [2])
     refused(fewer, base(), r"got whole texts without layers \[1\]")
