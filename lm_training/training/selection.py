@@ -23,6 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
+from latticebpd.checks import expect
+
+
+def _check_share(share: float) -> None:
+    expect(0 < share <= 1, "a share of positions above 0, at most 1", share)
+
 
 class Selection:
     """Chooses pairs of prediction and position."""
@@ -42,11 +48,20 @@ class Selection:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class EveryHead(Selection):
-    """All pairs: the joint loss."""
+    """The joint loss: every prediction at a share of the positions."""
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
 
     def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
-        return (labelled & (importance > 0)[:, None]).astype(np.float64)
+        chosen = labelled & (importance > 0)[:, None]
+        if self.share < 1:
+            chosen &= row.random(labelled.shape[1]) < self.share
+        return chosen / self.share
 
 
 class OneHeadPerBatch(Selection):
@@ -74,8 +89,7 @@ class OneHeadPerPosition(Selection):
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"expected a share of positions above 0, at most 1, got {self.share}")
+        _check_share(self.share)
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
         return np.concatenate([weights[:1], weights[1:] / (weights[1:].sum() or 1.0)])

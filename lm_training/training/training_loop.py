@@ -106,7 +106,7 @@ class Process:
         if device == "auto":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
         chosen = torch.device(device)
-        if chosen.type == "cuda":
+        if chosen.index is not None and chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         if world == 1:
             yield cls(device=chosen)

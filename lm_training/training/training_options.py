@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from latticebpd.checks import expect
-from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition, Selection
+from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -109,15 +109,15 @@ class HeadLosses:
         None, "Weights of heads 2, 3, ...: 1,0.8,0.6; position draws them as often.", parse=numbers
     )
     head_positions: float = option(
-        1.0, "Share of a text's positions that position scores; 0.25 with four times the texts costs the same.",
+        1.0, "Share of a text's positions that are scored; 0.25 with four times the texts costs the same.",
         above=0.0, max=1.0,
     )  # fmt: skip
     validation_sequences: int = option(64, free=True, min=1)
 
     @property
     def selection(self) -> Selection:
-        position = self.objective == "position"
-        return OneHeadPerPosition(self.head_positions) if position else OBJECTIVES[self.objective]
+        shared = {"position": OneHeadPerPosition, "joint": EveryHead}
+        return shared[self.objective](self.head_positions) if self.objective in shared else OneHeadPerBatch()
 
 
 @dataclass(frozen=True)
