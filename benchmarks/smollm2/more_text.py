@@ -2,6 +2,7 @@
 
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.more_text --data DIR --work WORK            # prompts, missing answers; resumes
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --device cuda   # the same, in bfloat16 on a GPU
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --store    # answers so far -> more-text.npz.xz
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --join     # more-text.npz.xz -> WORK/more.npz
     python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
@@ -36,7 +37,11 @@ SEED = 20261123
 COUNT = 48_000
 MAX_TOKENS = 300
 """Of a prompt with the chat template."""
-SHARD = 64
+WRITING = {
+    "cpu": "--weights file --shard-prompts 64 --batch-size 32",
+    "cuda": "--device cuda --base-dtype bfloat16 --shard-prompts 6144 --batch-size 1536",
+}
+"""By device."""
 STORED = make.HERE / "more-text.npz.xz"
 MORE = json.loads((make.HERE / "more_prompts.json").read_text(encoding="utf-8"))
 EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
@@ -221,17 +226,18 @@ def store(written: Path, numbered: Path, path: Path, prompts: list[list[int]], d
     shards = sorted(distilled_directory(written).path.glob("shard-*.npz"))
     if not shards:
         raise ValueError(f"{written}: expected shards of answers, found none; run the command without --store first")
+    size = distilled_directory(written).settings()["options"]["shard_prompts"]
     numbers, known = np.load(numbered), [make.load_answers(path, prompts, digest)] if path.exists() else []
     stored = set(known[0][0].tolist()) if known else set()
     for shard in shards:
-        texts, first = Texts.load(shard), int(shard.stem[-5:]) * SHARD
+        texts, first = Texts.load(shard), int(shard.stem[-5:]) * size
         ids = numbers[first : first + len(texts)]
         new = [row for row, number in enumerate(ids.tolist()) if number not in stored]
         known.append((ids[new], texts.chosen(new)))
     texts = Texts.joined([each for _, each in known])
     make.save_answers(path, np.concatenate([ids for ids, _ in known]), texts, digest)
-    size = path.stat().st_size
-    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size / texts.num_labels:.2f} bytes a token")
+    share = path.stat().st_size / texts.num_labels
+    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {share:.2f} bytes a token")
 
 
 def main() -> None:
@@ -239,11 +245,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the sources")
     parser.add_argument("--work", type=Path, required=True, help="folder of prompts and shards")
     parser.add_argument("--count", type=int, default=COUNT, help="number of prompts")
+    parser.add_argument("--device", choices=[*WRITING], default="cpu", help="where answers are written")
     parser.add_argument("--store", action="store_true", help="store the answers so far, without their prompts")
     parser.add_argument("--join", action="store_true", help="prompts and stored answers, as texts to learn from")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    names = ("more-prompts.jsonl", "unanswered.npy", "unanswered.npz", "written")
+    written_on = "written" if given.device == "cpu" else f"written-{given.device}"
+    names = ("more-prompts.jsonl", "unanswered.npy", "unanswered.npz", written_on)
     made, numbers, asked, written = (given.work / name for name in names)
     before = make.conversations(given.work, given.data)
     stage(made, lambda: save_more_prompts(given.data, made, given.count, before, make.chat_template()))
@@ -255,8 +263,7 @@ def main() -> None:
         make.load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
     if not given.store and not given.join:
         stage(asked, lambda: save_unanswered(prompts, digest, STORED, asked, numbers))
-        sizes = f"--max-new-tokens 256 --shard-prompts {SHARD} --batch-size 32"
-        latticebpd("distill", asked, f"--model {make.MODEL} --weights file {sizes} -o", written)
+        latticebpd("distill", asked, f"--model {make.MODEL} --max-new-tokens 256 {WRITING[given.device]} -o", written)
 
 
 if __name__ == "__main__":
