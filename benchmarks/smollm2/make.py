@@ -1,7 +1,8 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz                  # on two cores
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --device cuda    # heads on a GPU
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
@@ -39,14 +40,21 @@ HELD_OUT = 32
 LATER = "0.7,0.5,0.4,0.3,0.25,0.2,0.2"
 """How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
 TRAINING = "--warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
-HEADS = f"--num-heads 9 --intermediate-size 640 --shortlist 16384 --head-weights 1,{LATER} {TRAINING}"
+SHAPE = "--num-heads 9 --intermediate-size 640 --shortlist 16384"
+HEADS = f"{SHAPE} --head-weights 1,{LATER} {TRAINING}"
 RATE = "--learning-rate 2e-3"
 UPDATES = "--batch-size 40 --head-positions 0.25 --labels model --weight-decay 1 --precision bfloat16"
 LAYERS = "--layers 26"
 FURTHER = f"{TRAINING} {UPDATES} --label-temperature 0.5 --warm-start"
 DEEPER = f"{LAYERS} --head-weights 1,{LATER} --learning-rate 6e-4 --steps 1500 {FURTHER}"
 """Trained heads learn to read the states of layer 26 too, from sharper probabilities."""
-TRANSITIONS = f"--freeze-heads --transitions 512 --head-weights 0,{LATER} {RATE} --steps 1100 {FURTHER}"
+TIED = f"--freeze-heads --transitions 512 --head-weights 0,{LATER}"
+TRANSITIONS = f"{TIED} {RATE} --steps 1100 {FURTHER}"
+ON_GPU = (
+    f"--device cuda --base-dtype bfloat16 --precision bfloat16 --warmup-steps 50 --serving-prompts 0 {RATE} "
+    "--objective joint --head-positions 0.4 --labels model --label-temperature 0.5"
+)
+"""There all heads learn at once, and the model reads the texts anew for each update."""
 PEOPLE = [f"text/{name}.jsonl.xz" for name in ("books-000", "books-001", "docs-000", "news-000")]
 PEOPLE += ["code/code-000.jsonl.xz"]
 
@@ -176,11 +184,12 @@ def main() -> None:
     parser.add_argument("--text", type=Path, action="append", default=[], help="further texts to learn from")
     parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
     parser.add_argument("--steps", type=int, default=3200, help="updates of the heads")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where heads learn")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.text)
     lm = ngram_models(arguments.work, arguments.data, train, held)
-    trained = heads(arguments.work, train, held, arguments.steps, arguments.texts)
+    trained = heads(arguments.work, train, held, arguments.steps, arguments.texts, arguments.device)
     weights(arguments.work, trained, held, lm)
     print(trained)
 

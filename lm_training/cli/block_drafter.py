@@ -16,7 +16,7 @@ from lm_training.training.training_options import BlockDrafterTraining
 
 @with_options
 def block_drafter(
-    data: list[Path] = typer.Argument(..., help="Texts with states of `train hidden --whole`: .npz, or directories."),
+    data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or texts (.npz)."),
     validation: Path = VALIDATION,
     model: str = typer.Option(..., help="Target that wrote the texts: a directory or Hub id."),
     output: Path = OUTPUT,
@@ -49,8 +49,8 @@ def block_drafter(
     """Train a drafter that fills a block of tokens in one pass over its target's hidden states (DFlash, JetSpec,
     DSpark, DFlash 2, LiLiCorr).
 
-    The data are text that the target wrote (`latticebpd distill`) and its states (`latticebpd train hidden --whole`);
-    the target is not run.
+    The data are text that the target wrote (`latticebpd distill`). If its states are stored for all of them
+    (`latticebpd train hidden --whole`), the target is not run.
 
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o block[/bold]
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o bigram

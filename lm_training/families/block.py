@@ -1,10 +1,11 @@
 """Training block drafters (DFlash, Chen 2026; JetSpec; DSpark; DFlash 2; LiLiCorr) on a target's own text and its
-stored hidden states.
+hidden states.
 
 An *anchor* is a written token that others follow. Each of a few random anchors of a text starts a block; one pass
-fills all blocks under one mask (`latticebpd.drafters.block.block_network.anchored_blocks`). The target is not run: its
-states come from files, its embedding and output projection stay frozen. The label ``x_m`` of slot m is the m-th token
-after the anchor; slots beyond the text, or whose token is not drafted, have none. Over all labelled slots::
+fills all blocks under one mask (`latticebpd.drafters.block.block_network.anchored_blocks`). The target's states come
+from files, or from a pass over the texts; its embedding and output projection stay frozen. The label ``x_m`` of slot m
+is the m-th token after the anchor; slots beyond the text, or whose token is not drafted, have none. Over all labelled
+slots::
 
     loss = sum_m w_m L_m / sum_m w_m      w_m = exp(-(m - 1) / gamma): a token is accepted only if all before it are
 
@@ -407,9 +408,9 @@ def train_block_drafter(
 ) -> BlockDrafter:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
 
-    target: whose text and states the data are; it is neither run nor changed. warm_start: initialise a new run by
-    `init_from_target`. Raises ValueError for data that do not fit target and drafter, states of another model, or
-    another run in ``directory``.
+    target: whose text the data are; it is not changed, and run only for texts without states. warm_start: initialise
+    a new run by `init_from_target`. Raises ValueError for data that do not fit target and drafter, states of another
+    model, or another run in ``directory``.
     """
     process, config, tokens = process or Process(), drafter.config, drafter.draft_tokens
     target.requires_grad_(False)

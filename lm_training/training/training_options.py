@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from latticebpd.checks import expect
-from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
+from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerPosition, Selection
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -116,8 +116,8 @@ class HeadLosses:
 
     @property
     def selection(self) -> Selection:
-        shared = {"position": OneHeadPerPosition, "joint": EveryHead}
-        return shared[self.objective](self.head_positions) if self.objective in shared else OneHeadPerBatch()
+        position = self.objective == "position"
+        return OneHeadPerPosition(self.head_positions) if position else OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,10 @@ class HeadTraining(HeadLosses, LoopOptions):
     )
     fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
     serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
+
+    @property
+    def selection(self) -> Selection:
+        return EveryHead(self.head_positions) if self.objective == "joint" else super().selection
 
 
 @dataclass(frozen=True)

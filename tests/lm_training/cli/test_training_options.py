@@ -14,7 +14,7 @@ from lm_training.cli.drafter import drafter
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
 from lm_training.cli.translation import translation
-from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition
+from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerPosition
 from lm_training.training.training_options import (
     BlockwiseTraining,
     DrafterTraining,
@@ -80,4 +80,5 @@ def test_impossible_options_are_refused_in_python_too(
 def test_heads_are_scored_at_a_share_of_the_positions() -> None:
     assert HeadTraining().selection == OneHeadPerPosition(1.0)
     assert HeadTraining(head_positions=0.25).selection == OneHeadPerPosition(0.25) == BlockwiseTraining().selection
-    assert HeadTraining(head_positions=0.25, objective="joint").selection is OBJECTIVES["joint"]
+    assert HeadTraining(head_positions=0.25, objective="joint").selection == EveryHead(0.25)
+    assert BlockwiseTraining(objective="joint").selection is OBJECTIVES["joint"]

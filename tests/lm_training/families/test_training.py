@@ -328,6 +328,19 @@ def test_one_head_per_position_is_unbiased(share: float, importance: list[float]
     assert drawn == pytest.approx(share * weights[1:] / weights[1:].sum(), abs=0.01)
 
 
+def test_every_head_at_a_share_of_the_positions_is_unbiased() -> None:
+    labelled, importance = np.random.default_rng(1).random((5, 50)) < 0.6, np.array([0, 1, 2, 1, 0.5])
+    selection, step = EveryHead(0.4), np.random.default_rng(0)
+    draws = np.stack([selection.weights(labelled, importance, np.random.default_rng(i), step) for i in range(4000)])
+    wanted = labelled & (importance > 0)[:, None]
+    assert set(np.unique(draws)) == {0.0, 2.5}
+    scored = draws.any(axis=1)
+    assert (draws == 2.5 * (scored[:, None] & wanted)).all()  # all heads at one position, or none
+    assert (np.abs(draws.mean(axis=0) - wanted) <= 5 * draws.std(axis=0) / len(draws) ** 0.5).all()
+    with pytest.raises(ValueError, match="expected a share of positions above 0, at most 1, got 0"):
+        EveryHead(0.0)
+
+
 def test_learning_rate_is_a_trapezoid() -> None:
     options = PlateauOptions(steps=100, warmup_steps=10, decay_fraction=0.2)
     factors = [options.rate_factor(step) for step in range(100)]
