@@ -144,7 +144,7 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
     estimate(save_corpus(train), own, "--min-count 1,1,1,2")
     mix(mixed)
-    return mix(pruned, "--max-ngrams 1070000")
+    return mix(pruned, "--max-ngrams 1020000")
 
 
 def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None) -> Path:

@@ -151,6 +151,19 @@ def losses() -> Cells:
     return lines
 
 
+def on_a_gpu() -> Cells:
+    """By run: of all heads nats a label, then of heads 2 to 4 as above."""
+    lines = Cells()
+    for (heads, tokens, _, decay), rows in grouped(
+        read_csv(SMOLLM2 / "gpu.csv"), "heads", "tokens", "updates", "decay"
+    ).items():
+        lines.append([heads, f"{int(tokens):,}", None, decay, f"{float(rows[0]['all']):.2f}"])
+        for row in rows[:3]:
+            shares = [f"{100 * float(row[name]):.1f}" for name in ("top-1", "top-16")]
+            lines[-1].append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
+    return lines
+
+
 def causal_gains() -> Cells:
     def cell(size: int, kind: str) -> str:
         own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
@@ -420,7 +433,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
         drafting_times,
     ],
-    "benchmarks/smollm2/make.md": [losses],
+    "benchmarks/smollm2/make.md": [on_a_gpu, losses],
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, lookups],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [WORDS],
