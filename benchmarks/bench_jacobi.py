@@ -145,11 +145,7 @@ def in_turns(
     lenient: Container[str] = (BEAM,),
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, SystemRun]:
-    """Decode the texts that are not decoded yet.
-
-    Raises:
-        ValueError: a system that is not lenient writes another text than greedy decoding.
-    """
+    """Decode the texts that are not decoded yet; ValueError where a system that must be exact writes another text."""
     fill, done = GenerationSettings(base).fill_id, results.done
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(results.data, total=len(spelled), completed=done)

@@ -24,6 +24,7 @@ import numpy as np
 
 import fst
 from benchmarks.common import columns, grouped, options, recorded, run, signature, table, usage
+from latticebpd.checks import expect
 from lm_training.ngram.counts import TokenStream
 from lm_training.ngram.kenlm import write_sentences
 
@@ -38,15 +39,13 @@ def check_sums(path: Path, contexts: int = 20) -> None:
     for rows in model.to_table().ngrams[:-1]:
         for row in rows[rng.integers(0, len(rows), contexts)] if len(rows) else []:
             total = math.fsum(math.exp(model.log_prob(token, row)) for token in range(model.vocab_size))
-            if abs(total - 1) > 1e-4:
-                raise ValueError(f"{path}: expected contexts that sum to 1 within 1e-4, got one of {total}")
+            expect(abs(total - 1) <= 1e-4, "contexts that sum to 1 within 1e-4", f"one of {total}", of=path)
 
 
 def compare(given: argparse.Namespace, size: int, scratch: Path) -> list[dict[str, Any]]:
     """The runs of all programs on so many tokens."""
     tokens = np.load(given.corpus, mmap_mode="r")[:size]
-    if len(tokens) < size:
-        raise ValueError(f"{given.corpus}: expected {size} tokens, got {len(tokens)}")
+    expect(len(tokens) >= size, f"{size} tokens", len(tokens), of=given.corpus)
     corpus, text, ours, theirs = (scratch / name for name in ("corpus.npy", "corpus.txt", "ours.fst", "lmplz.arpa"))
     np.save(corpus, tokens)
     with text.open("wb") as file:
@@ -82,8 +81,7 @@ def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 
 def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
-    if given.corpus is None:
-        raise ValueError("expected a corpus, got none")
+    expect(given.corpus, "a corpus")
     if not given.alone and shutil.which("lmplz") is None:
         raise ValueError("expected lmplz on the PATH, found none; build KenLM, or leave it out with --alone")
     signature(memory=MEMORY, order=ORDER)

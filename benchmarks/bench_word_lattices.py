@@ -67,11 +67,7 @@ def openfst_sums(lattice: Any, model: Any) -> tuple[object, object]:
 
 
 def measure(lm: fst.NgramModel, lattice: fst.Lattice, p: int) -> dict[str, float]:
-    """Milliseconds by system.
-
-    Raises:
-        ValueError: OpenFst has other scores.
-    """
+    """Milliseconds by system; ValueError where OpenFst has other scores."""
     automaton, expected = lattice.to_fst(), lattice.nbest_paths(lm, p)[1]
     weights = openfst_paths(automaton, lm.to_fst(lattice.tokens), p).paths().weights()
     found = -np.sort([float(weight) for weight in weights])

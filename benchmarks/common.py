@@ -262,11 +262,7 @@ print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_s
 
 
 def usage(command: Sequence[object], stdin: Path | None = None) -> dict[str, float]:
-    """Run a program: its seconds by the clock and of all cores, and the most MB that it ever had.
-
-    Raises:
-        ValueError: it fails.
-    """
+    """A program's seconds by the clock and of all cores, and the most MB that it ever had; ValueError if it fails."""
     words, start = [*map(str, command)], time.perf_counter()
     with open(stdin or os.devnull, "rb") as file:
         launched = [sys.executable, "-c", LAUNCHER, *words]

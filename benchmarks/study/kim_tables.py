@@ -28,7 +28,6 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {"all": "all"}
 KINDS = {"continue": "LM", "answer": "QA", "summarise": "summary"}
 K = 16
 PAGES = ("kim.md", "kim_models.md")
-"""System and what it is compared with."""
 Row = dict[str, str]
 
 
@@ -483,11 +482,7 @@ def refreshed(page: str, counts: Counts) -> str:
 
 def show(folder: Path, names: Sequence[str] | None = None, tasks: Sequence[str] = tuple(TASKS)) -> None:
     """Print tables and draw figures. By default all that there are counts for; of all tasks they are then also put into
-    the pages next to the folder, of some tasks only tables are printed.
-
-    Raises:
-        ValueError: an unknown table.
-    """
+    the pages next to the folder, of some tasks only tables are printed. ValueError for an unknown table."""
     known, whole = [*TABLES, *FIGURES], len(tasks) == len(TASKS)
     if unknown := sorted(set(names or ()) - set(known)):
         raise ValueError(f"expected tables among {', '.join(known)}, got {', '.join(unknown)}")

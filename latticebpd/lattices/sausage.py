@@ -98,8 +98,7 @@ class SausageLattice(ArrayValues):
 
         logits: ``[slots, vocab]``, numpy or torch; normalised here (natural log).
         """
-        if len(getattr(logits, "shape", np.shape(logits))) != 2:
-            raise ValueError(f"expected logits [slots, vocab], got shape {tuple(np.shape(logits))}")
+        expect(len(np.shape(logits)) == 2, "logits [slots, vocab]", f"shape {tuple(np.shape(logits))}")
         expect(1 <= k <= logits.shape[1], f"1 <= k <= {logits.shape[1]} (the vocabulary)", k)
         values = as_numpy(logits)
         expect(values.dtype.kind in "fiu", "logits as numbers", values.dtype)

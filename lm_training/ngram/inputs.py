@@ -83,10 +83,9 @@ class WordEncoder:
                 yield np.array([token for sentence in sentences for token in sentence], dtype=np.int32)
 
     def _sentence(self, line: str) -> list[int]:
-        words = line.split()
-        if not words:
+        ids = [self.ids[word] if word in self.ids else self._new_id(word) for word in line.split()]
+        if not ids:
             return []
-        ids = [self.ids[word] if word in self.ids else self._new_id(word) for word in words]
         if ids[0] == BOS:
             del ids[0]
         if ids and ids[-1] == EOS:

@@ -67,8 +67,7 @@ class EngineHeads:
             every[0] >= 0 and every[-1] < target.vocab_size,
             all(type(layer) is int and 1 <= layer <= target.num_layers for layer in self.layers),
         )
-        if not all(fits):
-            raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
+        expect(all(fits), "feed-forward heads for the engine", "others", of=folder)
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._embeddings, self._reads_token = target.weights.output_embeddings, reads_token
         self._transitions = EngineTransitions(ties[0][0], ties[1][0], every, self._embeddings) if ties else None
