@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.console import quiet_transformers
+from latticebpd.console import err, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, OUTPUT, VALIDATION, base_type, require_texts, with_options
 from lm_training.training.training_options import BlockDrafterTraining
 
@@ -123,4 +123,6 @@ def block_drafter(
         new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with training_run(output, options, device) as process:
         report_shortlist(process, listed, learnt, held_out)
+        if process.rank == 0 and learnt.states is None:
+            err.print("no stored hidden states for all texts: the target reads them anew for each update")
         train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start and head_on is None)

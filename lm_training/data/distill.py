@@ -200,7 +200,7 @@ def by_generate(
     arrays = padded(prompts, fill, left=not stock.is_encoder_decoder)
     ids, mask = (torch.from_numpy(array).to(stock.device) for array in arrays)
     options: dict[str, Any] = {"do_sample": False, "num_beams": num_beams, "max_new_tokens": max_new_tokens}
-    if stock.device.type == "cuda" and num_beams == 1:
+    if stock.device.type == "cuda" and num_beams == 1 and getattr(stock.model, "_can_compile_fullgraph", False):
         # A static cache is written in place; to compile the model for each length of prompts would take longer.
         options |= {"cache_implementation": "static", "disable_compile": True}
     with grouped_attention(stock.model):

@@ -142,12 +142,13 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
 
 
 def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -> None:
-    size, path = more_text.SHARD, tmp_path / "more.npz.xz"
+    size, path = 6, tmp_path / "more.npz.xz"
     prompts = [[5, 6, number] for number in range(4 * size)]
 
     def answered(work: Path, shards: list[int]) -> None:
         """Answers to shards of what is not answered yet, stored."""
         work.mkdir(exist_ok=True)
+        (work / "distill.json").write_text(json.dumps({"prompts": 4 * size, "options": {"shard_prompts": size}}))
         if not (work / "numbers.npy").exists():
             more_text.save_unanswered(prompts, "hash", path, work / "asked.npz", work / "numbers.npy")
         asked = Texts.load(work / "asked.npz")
