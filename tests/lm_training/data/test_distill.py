@@ -255,6 +255,15 @@ def test_beams_are_those_of_generate(model: BlockwiseLM, tmp_path: Path) -> None
     assert text[0].tolist() == expected[0].tolist()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_writes_the_text_of_a_cpu(tmp_path: Path) -> None:
+    """By `generate()` with a static cache, in float32."""
+    for device in ("cpu", "cuda"):
+        distill(tiny_model().base.to(device), uneven(), tmp_path / device, OPTIONS)
+    texts = [load_distilled(tmp_path / device) for device in ("cpu", "cuda")]
+    assert texts[0].fingerprint() == texts[1].fingerprint()
+
+
 def test_run_killed_in_a_shard_goes_on_with_that_shard(model: BlockwiseLM, tmp_path: Path) -> None:
     distill(model.base, prompts(), tmp_path / "whole", OPTIONS)
     batches = []
