@@ -140,27 +140,27 @@ def drafting_times() -> Cells:
     return unnamed([[greedy[0], greedy[1], *[""] * 6], *joined])
 
 
+def heads(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Of heads 2 to 4 nats a label, and how often the label is first, and among the first 16."""
+    shares = ([100 * float(row[name]) for name in ("top-1", "top-16")] for row in rows[:3])
+    return [f"{float(row['nats']):.2f}, {a:.1f} / {b:.1f}" for row, (a, b) in zip(rows, shares, strict=False)]
+
+
 def losses() -> Cells:
-    """By loss: updates; of heads 2 to 4 nats a label, and how often the label is first, and among the first 16."""
+    """By loss: updates, tokens per call, and the heads."""
     lines = Cells()
     for (start, _), rows in grouped(read_csv(SMOLLM2 / "losses.csv"), "start", "loss").items():
-        lines.append([start, None, rows[0]["updates"], f"{float(rows[0]['tokens per call']):.3f}"])
-        for row in rows[:3]:
-            shares = [f"{100 * float(row[name]):.1f}" for name in ("top-1", "top-16")]
-            lines[-1].append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
+        lines.append([start, None, rows[0]["updates"], f"{float(rows[0]['tokens per call']):.3f}", *heads(rows)])
     return lines
 
 
 def on_a_gpu() -> Cells:
-    """By run: of all heads nats a label, then of heads 2 to 4 as above."""
+    """By run: nats a label of all heads, and the heads."""
     lines = Cells()
-    for (heads, tokens, _, decay), rows in grouped(
+    for (start, tokens, _, decay), rows in grouped(
         read_csv(SMOLLM2 / "gpu.csv"), "heads", "tokens", "updates", "decay"
     ).items():
-        lines.append([heads, f"{int(tokens):,}", None, decay, f"{float(rows[0]['all']):.2f}"])
-        for row in rows[:3]:
-            shares = [f"{100 * float(row[name]):.1f}" for name in ("top-1", "top-16")]
-            lines[-1].append(f"{float(row['nats']):.2f}, {' / '.join(shares)}")
+        lines.append([start, f"{int(tokens):,}", None, decay, f"{float(rows[0]['all']):.2f}", *heads(rows)])
     return lines
 
 
