@@ -147,16 +147,22 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     return mix(pruned, "--max-ngrams 1020000")
 
 
-def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None) -> Path:
-    """Eight conditioned heads and then their transitions, from hidden states that are read once of all training texts
-    or the first ``count``; the package's files, of 8 bits, are in ``package``."""
+def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = None, device: str = "cpu") -> Path:
+    """Eight conditioned heads and then their transitions, from all training texts or the first ``count``; the package's
+    files, of 8 bits, are in ``package``.  On a CPU hidden states of the texts are read once."""
     if count is not None:
         learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
         train = stage(learn, lambda: chosen.save(learn))
-    latticebpd("train", "hidden", held, train, f"--model {MODEL} {LAYERS} --shard-texts 64 --batch-tokens 2048")
-    first = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "first-heads")
     marginal, trained = work / "marginal-heads", work / "heads"
-    for model, more, output in ((first, DEEPER, marginal), (marginal, TRANSITIONS, trained)):
+    if device == "cpu":
+        latticebpd("train", "hidden", held, train, f"--model {MODEL} {LAYERS} --shard-texts 64 --batch-tokens 2048")
+        first = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "first-heads")
+        runs = [(first, DEEPER, marginal), (marginal, TRANSITIONS, trained)]
+    else:
+        new = f"--kind conditioned {SHAPE} {LAYERS} --head-weights 1,{LATER} --weight-decay 0.3 --steps {steps}"
+        tied = f"--warm-start {TIED} --weight-decay 1 --steps {steps // 3}"
+        runs = [(Path(MODEL), f"{new} {ON_GPU}", marginal), (marginal, f"{tied} {ON_GPU}", trained)]
+    for model, more, output in runs:
         latticebpd("train heads", train, "--model", model, f"{more} --validation", held, "-o", output)
     load_blockwise(str(trained)).save_heads(work / "package", torch.int8)
     return trained

@@ -244,7 +244,7 @@ def distill(
     if engine is not None:
         last_states = states is not None and not states.layers and not states.whole and drafter is None
         writer = partial(on_engine, stock, drafts, size, length, last_states)
-    elif greedy and (drafter is not None or stock.device.type == "cpu"):
+    elif greedy and (drafter is not None or stock.device.type != "cuda"):
         writer = partial(in_batches, partial(by_loop, stock, drafts, length), size)
     else:
         writer = partial(in_batches, partial(by_generate, stock, options.num_beams, length), size)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 from benchmarks.common import read_csv
 from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
@@ -22,6 +23,7 @@ from latticebpd.drafters.strategies import BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.ngram import NgramScorer
+from lm_training.cli import train
 from tests.helpers.drafters import LM
 
 
@@ -177,6 +179,30 @@ def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -
         make.load_answers(path, prompts, "other")
     with pytest.raises(ValueError, match="expected shards of answers, found none"):
         more_text.store(tmp_path / "empty", tmp_path / "empty" / "numbers.npy", path, prompts, "hash")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_heads_are_made_on_either_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By commands that there are: states come first on a CPU, and only there."""
+    commands, saved = dict[str, list[str]](), list[Path]()
+    parsers: Any = get_command(train.app)
+
+    def parsed(*words: object) -> None:
+        name, *rest = " ".join(map(str, words)).removeprefix("train ").split()
+        context = parsers.commands[name].make_context(name, [*rest])
+        commands[Path(context.params["output"]).name if name == "heads" else name] = rest
+
+    blockwise = SimpleNamespace(save_heads=lambda folder, dtype: saved.append(folder))
+    monkeypatch.setattr(make, "latticebpd", parsed)
+    monkeypatch.setattr(make, "load_blockwise", lambda name: blockwise)
+    texts = [tmp_path / "train.npz", tmp_path / "held-out.npz"]
+    assert make.heads(tmp_path, *texts, 900, device=device) == tmp_path / "heads"
+    assert saved == [tmp_path / "package"]
+    before = ["hidden", "first-heads"] if device == "cpu" else []
+    assert list(commands) == [*before, "marginal-heads", "heads"]
+    assert all(("cuda" in words) == (device == "cuda") for words in commands.values())
+    assert {"--freeze-heads", "--warm-start"} <= set(commands["heads"])
+    assert str(tmp_path / "marginal-heads") in commands["heads"]
 
 
 def test_templates_hold_expressions_of_their_values() -> None:
