@@ -39,24 +39,28 @@ from fst.processors import available_processors
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
 TextIndex = _core.TextIndex
 """The n-grams of one text, of up to eleven tokens, counted as it grows by ``extend(tokens)``."""
-FEATURES = (
-    "log_prob", "not_drafted", "ngram", "bigram", "trigram", "longer_ngram",
+_OF_ARCS = (
+    "log_prob", "not_drafted", "ngram", "ngram_prob", "bigram", "trigram", "longer_ngram",
     "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
-    "outside", "mass",
+    "share_prob", "outside", "mass",
 )  # fmt: skip
+FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
 """The features of a token in a calibrated tree, in the order of its weights.
 
     log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no
                     copy, -30 at the least; 0 for a copy that the slot lacks
     not_drafted     1 for such a copy
     ngram           ln p of the n-gram model, -30 at the least
+    ngram_prob      p
     bigram ...      1 where the n-gram model has the token after a history of one token, two, more
     seen            1 where the text has the token, but not after the path's last one
     match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more
     share_seen ...  ln of the token's share of the text's tokens after that match: where seen, after one token, after
                     more
+    share_prob      the share itself, after two tokens or more
     outside         1 for all tokens that are no arc
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
+    matched_...     each again in slots of which the text has a token after the path's last two or more; 0 elsewhere
 """
 LARGEST_COUNT = 2**31 - 1
 

@@ -57,21 +57,28 @@ PAIRS = (
 """Systems whose difference is shown, with its interval."""
 COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
-NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
-TEXT = (
-    "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
-)  # fmt: skip
+NGRAM, ORDERS = ("ngram", "ngram_prob"), ("bigram", "trigram", "longer_ngram")
+TEXT = tuple(name for name in FEATURES if name.startswith(("seen", "match_", "share_")))
 COPIES = ("not_drafted",)
+
+
+def matched(*names: str) -> tuple[str, ...]:
+    """Features with weights of their own in slots with long matches."""
+    return (*names, *(f"matched_{name}" for name in names))
+
+
 VARIANTS = {
     "heads alone": HEADS,
     "+ n-gram model": HEADS + NGRAM,
     "+ its orders": HEADS + NGRAM + ORDERS,
-    "+ the text so far": HEADS + NGRAM + ORDERS + TEXT,
+    "+ the text so far": matched(*HEADS, *NGRAM, *ORDERS, *TEXT),
     ALL: FEATURES,
-    "less n-gram model": HEADS + TEXT + COPIES,
-    "less its orders": HEADS + NGRAM + TEXT + COPIES,
-    "less outside": tuple(name for name in FEATURES if name not in ("outside", "mass")),
-    "less heads": tuple(name for name in FEATURES if name not in ("log_prob", "mass")),
+    "less n-gram model": matched(*HEADS, *TEXT, *COPIES),
+    "less its orders": matched(*HEADS, *NGRAM, *TEXT, *COPIES),
+    "less outside": tuple(name for name in FEATURES if not name.endswith(("outside", "mass"))),
+    "less heads": tuple(name for name in FEATURES if not name.endswith(("log_prob", "mass"))),
+    "less weights of matches": HEADS + NGRAM + ORDERS + TEXT + COPIES,
+    "less probabilities": tuple(name for name in FEATURES if not name.endswith("_prob") or name.endswith("log_prob")),
 }
 """Features that may have a weight: each part added in turn, then each taken away in turn."""
 CONSTANTS = {

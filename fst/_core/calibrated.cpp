@@ -27,10 +27,12 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
     else
         take(kLogProb, arc.log_prob);
     take(kNgram, arc.ngram);
+    take(kNgramProb, std::exp(arc.ngram));
     if (arc.level > 0) take(kBigram + std::min(arc.level, 3) - 1, 1);
     if (arc.match < 0) return;
     take(arc.match == 0 ? kSeen : kMatch + match_class(arc.match), 1);
-    take(arc.match == 0 ? kShareSeen : arc.match == 1 ? kShareMatch : kShareLonger, arc.share);
+    take(arc.match == 0 ? kShareSeen : arc.match < kLong ? kShareMatch : kShareLonger, arc.share);
+    if (arc.match >= kLong) take(kShareProb, std::exp(arc.share));
 }
 
 CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
@@ -53,7 +55,9 @@ const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_st
     if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
         throw std::invalid_argument("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
-    weights_ = weights;
+    weights_.assign(weights.begin(), weights.end());
+    for (std::size_t i = 0; i < weights_.size(); ++i)
+        if (i % kFeatures >= kEach) weights_[i] += weights_[i - kEach];
     return search_.run(*this, start(lattice, start_state, text), num_nodes);
 }
 
@@ -67,6 +71,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
     Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers found = find_arcs(state);
+        const bool matched = has_long_match(found);
         for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
             float row[kFeatures] = {};
             if (i == found.first + found.size) {
@@ -76,6 +81,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
                 each_feature(arcs_[i],
                              [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
             }
+            if (matched) std::copy_n(row, kEach, row + kEach);
             out.features.insert(out.features.end(), row, row + kFeatures);
             out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[i].token);
         }
@@ -101,19 +107,24 @@ double CalibratedSearch::outside_mass(std::int32_t slot) const {
     return std::log(std::max(mass, kLeastMass));
 }
 
-const double* CalibratedSearch::weights_of(std::int32_t slot) const {
+bool CalibratedSearch::has_long_match(const Followers& found) const {
+    const auto begin = arcs_.begin() + found.first;
+    return std::any_of(begin, begin + found.size, [](const Arc& arc) { return arc.match >= kLong; });
+}
+
+const double* CalibratedSearch::weights_of(std::int32_t slot, bool matched) const {
     const Lattice& lattice = graph_.lattice();
     const std::size_t last = weights_.size() / kFeatures - 1;
     const bool extended = lattice.slot(lattice.slots() - 1).size == 0;
     const std::size_t row =
         lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
-    return weights_.data() + row * kFeatures;
+    return weights_.data() + row * kFeatures + (matched ? kEach : 0);
 }
 
 Followers CalibratedSearch::expand(const State& state) {
     const Followers found = find_arcs(state);
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state));
-    const double* const weights = weights_of(slot);
+    const double* const weights = weights_of(slot, has_long_match(found));
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
     conditionals_.resize(arcs_.size());

@@ -22,12 +22,14 @@ namespace fst_core {
 class CalibratedSearch {
   public:
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
-    // others are 0.
+    // others are 0. In slots of which an arc matches kLong tokens or more, each weighs as much more as the number
+    // kEach after it says: there the text so far knows more than the drafter and the n-gram model.
     enum Feature : std::int32_t {
         kLogProb,  // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that
                    // the slot lacks
         kNotDrafted,  // 1 for such a copy
         kNgram,       // ln p of the n-gram model, kLeast at the least
+        kNgramProb,   // p
         kBigram,      // 1 where the n-gram model has the token after a history of one token ...
         kTrigram,
         kLongerNgram,
@@ -37,10 +39,13 @@ class CalibratedSearch {
             6,  // ln of its share of the text's tokens after that match: for kSeen, for 1 token, for more
         kShareMatch,
         kShareLonger,
-        kOutside,  // 1 for outside
-        kMass,     // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
-        kFeatures,
+        kShareProb,  // the share itself, after kLong tokens or more
+        kOutside,    // 1 for outside
+        kMass,       // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
+        kEach,
+        kFeatures = 2 * kEach,
     };
+    static constexpr std::int32_t kLong = 2;
     static constexpr double kLeast = -30;
     static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
     static constexpr std::int32_t kMostListed =
@@ -88,14 +93,15 @@ class CalibratedSearch {
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
     void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
-    const double* weights_of(std::int32_t slot) const;
+    bool has_long_match(const Followers& found) const;
+    const double* weights_of(std::int32_t slot, bool matched) const;
     // Calls take(feature, value) for every feature of an arc that is not 0.
     template <typename Take>
     static void each_feature(const Arc& arc, const Take& take);
 
     Graph graph_;
     const TextIndex* text_ = nullptr;
-    std::span<const double> weights_;
+    std::vector<double> weights_;       // [slots, 2, kEach]: of other slots, of those with a long match
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]
     BestFirst<CalibratedSearch> search_;

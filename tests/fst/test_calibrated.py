@@ -15,6 +15,8 @@ from tests.helpers.trigrams import good_model
 
 VOCAB = 9
 PLACE = {name: place for place, name in enumerate(FEATURES)}
+EACH = len(FEATURES) // 2
+"""Features that every slot has; the others are theirs in slots with a long match."""
 MATCHES = [("match_1", 1), ("match_2", 2), ("match_3", 3), ("match_5", 5), ("match_8", 8), ("match_10", 10)]
 
 
@@ -77,6 +79,7 @@ def expected_features(
         else:
             row[PLACE["not_drafted"]] = 1
         row[PLACE["ngram"]] = max(lm.log_prob(token, history[-2:]), -30)
+        row[PLACE["ngram_prob"]] = np.exp(row[PLACE["ngram"]])
         order = max(
             (n for n in (2, 3) if (*history[len(history) - n + 1 :], token) in GRAMS[id(lm)] and len(history) >= n - 1),
             default=1,
@@ -91,13 +94,18 @@ def expected_features(
             else:
                 row[PLACE[next(name for name, most in MATCHES if longest <= most)]] = 1
                 row[PLACE["share_1" if longest == 1 else "share_longer"]] = share
+            row[PLACE["share_prob"]] = np.exp(share) if longest >= 2 else 0
         rows[token] = row
     outside = np.zeros(len(FEATURES))
     outside[PLACE["outside"]], outside[PLACE["mass"]] = (
         1,
         np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6)) if inside else 0,
     )
-    return {**rows, -1: outside}
+    rows[-1] = outside
+    if any(row[PLACE[name]] for row in rows.values() for name, _ in MATCHES[1:]):
+        for row in rows.values():
+            row[EACH:] = row[:EACH]
+    return rows
 
 
 GRAMS: dict[int, set[tuple[int, ...]]] = {}
