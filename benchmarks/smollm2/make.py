@@ -180,7 +180,7 @@ def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     latticebpd("lattices --prompts", held, "--model", trained, sizes, lattices)  # refuses other heads' lattices
     systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "32-tree", "64-tree"))
     latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")
-    latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --write")
+    latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --positions 20000 --write")
 
 
 def main() -> None:

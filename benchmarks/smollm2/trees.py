@@ -40,45 +40,38 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
 
-SIZES, POSITIONS = (8, 16, 32, 64), 4000
+SIZES, POSITIONS = (8, 16, 32, 64), 20_000
 """Nodes of trees; positions that calibrations are fitted to."""
 ALL = "+ copies: calibrated"
+OTHERS = ("{}-tree", "copies+{}-tree", "{} less n-gram model", "{} calibrated, heads' slots", "{} less both")
 PAIRS = (
     ("16-best", "16-best:0-gram"),
     *((f"{size}-tree", f"{size}-tree:0-gram") for size in SIZES),
-    *(
-        (f"{size} {ALL}", other.format(size))
-        for size in SIZES
-        for other in ("{}-tree", "copies+{}-tree", "{} less n-gram model")
-    ),
     *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
-    *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
+    *((f"{size} {ALL}", other.format(size)) for size in SIZES for other in OTHERS),
 )
 """Systems whose difference is shown, with its interval."""
 COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram", "ngram_prob"), ("bigram", "trigram", "longer_ngram")
-TEXT = tuple(name for name in FEATURES if name.startswith(("seen", "match_", "share_")))
-COPIES = ("not_drafted",)
 
 
-def matched(*names: str) -> tuple[str, ...]:
-    """Features with weights of their own in slots with long matches."""
-    return (*names, *(f"matched_{name}" for name in names))
+def without(*names: str) -> tuple[str, ...]:
+    """All features but these, in slots with long matches too."""
+    return tuple(name for name in FEATURES if name.removeprefix("matched_") not in names)
 
 
 VARIANTS = {
     "heads alone": HEADS,
     "+ n-gram model": HEADS + NGRAM,
     "+ its orders": HEADS + NGRAM + ORDERS,
-    "+ the text so far": matched(*HEADS, *NGRAM, *ORDERS, *TEXT),
+    "+ the text so far": without("not_drafted"),
     ALL: FEATURES,
-    "less n-gram model": matched(*HEADS, *TEXT, *COPIES),
-    "less its orders": matched(*HEADS, *NGRAM, *TEXT, *COPIES),
-    "less outside": tuple(name for name in FEATURES if not name.endswith(("outside", "mass"))),
-    "less heads": tuple(name for name in FEATURES if not name.endswith(("log_prob", "mass"))),
-    "less weights of matches": HEADS + NGRAM + ORDERS + TEXT + COPIES,
-    "less probabilities": tuple(name for name in FEATURES if not name.endswith("_prob") or name.endswith("log_prob")),
+    "less n-gram model": without(*NGRAM, *ORDERS),
+    "less its orders": without(*ORDERS),
+    "less heads": without("log_prob", "mass"),
+    "less weights of matches": tuple(name for name in FEATURES if not name.startswith("matched_")),
+    "less both": tuple(name for name in without("ngram_prob", "share_prob") if not name.startswith("matched_")),
 }
 """Features that may have a weight: each part added in turn, then each taken away in turn."""
 CONSTANTS = {

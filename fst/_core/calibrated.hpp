@@ -22,8 +22,7 @@ namespace fst_core {
 class CalibratedSearch {
   public:
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
-    // others are 0. In slots of which an arc matches kLong tokens or more, each weighs as much more as the number
-    // kEach after it says: there the text so far knows more than the drafter and the n-gram model.
+    // others are 0. Each stands again, kEach later, in slots of which an arc matches kLong tokens or more.
     enum Feature : std::int32_t {
         kLogProb,  // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that
                    // the slot lacks
@@ -91,17 +90,17 @@ class CalibratedSearch {
     Followers find_arcs(const State& state);
     void match_columns(const State& state, std::int32_t first, std::int32_t size);
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
-    void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
+    void set_match(Arc& arc, std::int32_t history, std::int32_t child);
     double outside_mass(std::int32_t slot) const;
-    bool has_long_match(const Followers& found) const;
-    const double* weights_of(std::int32_t slot, bool matched) const;
+    const double* weights_of(std::int32_t slot) const;
     // Calls take(feature, value) for every feature of an arc that is not 0.
     template <typename Take>
     static void each_feature(const Arc& arc, const Take& take);
 
     Graph graph_;
     const TextIndex* text_ = nullptr;
-    std::vector<double> weights_;       // [slots, 2, kEach]: of other slots, of those with a long match
+    std::vector<double> weights_;       // [slots, 2, kEach]: without a long match, with one
+    bool has_long_match_ = false;       // an arc of the state that was asked for last has it
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]
     BestFirst<CalibratedSearch> search_;

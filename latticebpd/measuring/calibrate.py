@@ -70,8 +70,8 @@ class Observations:
         return torch.log_softmax((self.features @ weights).masked_fill(~self.is_arc, -torch.inf), dim=1)
 
     def loss(self, weights: Tensor) -> Tensor:
-        """Nats per observation."""
-        return torch.nn.functional.nll_loss(self.log_probs(weights), self.right)
+        """Nats of all observations together."""
+        return torch.nn.functional.nll_loss(self.log_probs(weights), self.right, reduction="sum")
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,8 @@ def calibrate(
         rows = [half[slot] for half in halves]
         parts = [Observations.of(each, copies) for each in rows]
         crossed = [_fitted(observed, allowed) for observed in reversed(parts)]
-        costs.append(_mean_loss(parts, crossed))
+        nats = sum(float(observed.loss(own)) for observed, own in zip(parts, crossed, strict=True))
+        costs.append(round(nats / sum(map(len, rows)), 4))
         sums += sum(_binned(observed, own) for observed, own in zip(parts, crossed, strict=True))
         weights.append(tuple(_fitted(Observations.of(rows[0] + rows[1], copies), allowed).tolist()))
     fingerprint, total = lattices_fingerprint(paths), sums[2].clip(min=1)
@@ -182,22 +183,13 @@ def following(lattices: LatticeSet, row: int) -> np.ndarray:
     return path[~np.logical_or.accumulate(path == PADDING)]
 
 
-def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:
-    """Nats per observation over both parts, each under its weights."""
-    counts = [len(observed.right) for observed in parts]
-    losses = [
-        float(observed.loss(own)) * count for observed, own, count in zip(parts, weights, counts, strict=True) if count
-    ]
-    return round(sum(losses) / sum(counts), 4)
-
-
 def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     weights = (torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES]) * allowed).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = observed.loss(weights * allowed) + (weights**2).sum() / (2 * VARIANCE * len(observed.right))
+        loss = (observed.loss(weights * allowed) + (weights**2).sum() / (2 * VARIANCE)) / len(observed.right)
         loss.backward()
         return loss
 

@@ -65,11 +65,6 @@ def layer_name(layer: int) -> str:
     return f"layer-{layer}"
 
 
-def states_command(layers: Sequence[int], whole: bool) -> str:
-    """The command that stores states of texts."""
-    return f"latticebpd train hidden {'--whole ' if whole else ''}--layers {','.join(map(str, layers))}"
-
-
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
     """The states of texts, read from their files on demand.
@@ -110,8 +105,8 @@ class HiddenStates:
             got = ("whole texts" if self.whole else "written tokens only") if whole else "those"
             got += f" without layers {missing}" if missing else ""
             wanted = f"{'whole texts and of ' if whole else ''}layers {', '.join(map(str, layers))}"
-            remedy = f"make them with `{states_command(layers, whole)}`"
-            raise ValueError(f"expected hidden states of {wanted}, got {got}; {remedy}")
+            command = f"latticebpd train hidden {'--whole ' if whole else ''}--layers {','.join(map(str, layers))}"
+            raise ValueError(f"expected hidden states of {wanted}, got {got}; make them with `{command}`")
 
     @classmethod
     def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:

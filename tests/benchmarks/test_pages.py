@@ -69,8 +69,9 @@ SYSTEMS = {
     "+ copies after the last slot: all": "{} + copies: calibrated",
     "all less the n-gram model": "{} less n-gram model",
     "all less its orders": "{} less its orders",
-    "all less outside": "{} less outside",
     "all less heads": "{} less heads",
+    "all less weights of matches": "{} less weights of matches",
+    "all less these and probabilities": "{} less both",
     "all, 16 arcs per slot": "{} calibrated, k = 16",
 }
 """Of the page's rows, as ``trees.csv`` calls them."""
