@@ -50,8 +50,7 @@ FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
     log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no
                     copy, -30 at the least; 0 for a copy that the slot lacks
     not_drafted     1 for such a copy
-    ngram           ln p of the n-gram model, -30 at the least
-    ngram_prob      p
+    ngram           ln p of the n-gram model, -30 at the least; ngram_prob: p
     bigram ...      1 where the n-gram model has the token after a history of one token, two, more
     seen            1 where the text has the token, but not after the path's last one
     match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more

@@ -41,10 +41,9 @@ class CalibratedSearch {
         kShareProb,  // the share itself, after kLong tokens or more
         kOutside,    // 1 for outside
         kMass,       // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
-        kEach,
-        kFeatures = 2 * kEach,
+        kEach, kFeatures = 2 * kEach,
     };
-    static constexpr std::int32_t kLong = 2;
+    static constexpr std::int32_t kLong = 2;  // tokens of a long match
     static constexpr double kLeast = -30;
     static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
     static constexpr std::int32_t kMostListed =

@@ -7,7 +7,7 @@ to, by exact acceptance and with trees that may go beyond the lattice, measure t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -54,5 +54,9 @@ def with_needed_slots(
             on_lattice()
     efficiency = {key: count / calls[key] for key, count in tokens.items()}
     by_size = ({slots: value for (each, slots), value in efficiency.items() if each == size} for size in SIZES)
-    fewest = (min(n for n, value in each.items() if value >= (1 - LOSS) * max(each.values())) for each in by_size)
-    return replace(calibration, slots=max(fewest))
+    return replace(calibration, slots=max(map(fewest, by_size)))
+
+
+def fewest(efficiency: Mapping[int, float]) -> int:
+    """The fewest slots within ``LOSS`` of the most tokens per call; efficiency: tokens per call by number of slots."""
+    return min(slots for slots, value in efficiency.items() if value >= (1 - LOSS) * max(efficiency.values()))
