@@ -54,8 +54,7 @@ FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
     bigram ...      1 where the n-gram model has the token after a history of one token, two, more
     seen            1 where the text has the token, but not after the path's last one
     match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more
-    share_seen ...  ln of the token's share of the text's tokens after that match: where seen, after one token, after
-                    more
+    share_seen ...  ln of its share of the text's tokens after that match: where seen, after one token, after more
     share_prob      the share itself, after two tokens or more
     outside         1 for all tokens that are no arc
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs

@@ -71,6 +71,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
     Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers found = find_arcs(state);
+        const bool matched = has_long_match(found);
         for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
             float row[kFeatures] = {};
             if (i == found.first + found.size) {
@@ -80,7 +81,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
                 each_feature(arcs_[i],
                              [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
             }
-            if (has_long_match_) std::copy_n(row, kEach, row + kEach);
+            if (matched) std::copy_n(row, kEach, row + kEach);
             out.features.insert(out.features.end(), row, row + kFeatures);
             out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[i].token);
         }
@@ -106,19 +107,19 @@ double CalibratedSearch::outside_mass(std::int32_t slot) const {
     return std::log(std::max(mass, kLeastMass));
 }
 
-const double* CalibratedSearch::weights_of(std::int32_t slot) const {
+const double* CalibratedSearch::weights_of(std::int32_t slot, bool matched) const {
     const Lattice& lattice = graph_.lattice();
     const std::size_t last = weights_.size() / kFeatures - 1;
     const bool extended = lattice.slot(lattice.slots() - 1).size == 0;
     const std::size_t row =
         lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
-    return weights_.data() + row * kFeatures + (has_long_match_ ? kEach : 0);
+    return weights_.data() + row * kFeatures + (matched ? kEach : 0);
 }
 
 Followers CalibratedSearch::expand(const State& state) {
     const Followers found = find_arcs(state);
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state));
-    const double* const weights = weights_of(slot);
+    const double* const weights = weights_of(slot, has_long_match(found));
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
     conditionals_.resize(arcs_.size());
@@ -156,7 +157,6 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     const Lattice& lattice = graph_.lattice();
     const Lattice::Slot& columns = lattice.slot(graph_.slot_of(node));
     check_opened(arcs_.size());
-    has_long_match_ = false;
     const auto first = static_cast<std::int32_t>(arcs_.size());
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps[c];
@@ -169,10 +169,9 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     return {first, static_cast<std::int32_t>(arcs_.size()) - first};
 }
 
-void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t child) {
+void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t child) const {
     const TextIndex::Node& context = text_->node(history);
     arc.match = context.depth;
-    has_long_match_ |= arc.match >= kLong;
     arc.share = static_cast<float>(std::log(text_->node(child).count / (context.total + 0.5)));
 }
 

@@ -9,6 +9,7 @@
 // slots a lattice may have slots without a column, `Lattice::extend`: copies are their only arcs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -24,9 +25,8 @@ class CalibratedSearch {
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
     // others are 0. Each stands again, kEach later, in slots of which an arc matches kLong tokens or more.
     enum Feature : std::int32_t {
-        kLogProb,  // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that
-                   // the slot lacks
-        kNotDrafted,  // 1 for such a copy
+        kLogProb,     // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy
+        kNotDrafted,  // 1 for a copy, which the slot lacks
         kNgram,       // ln p of the n-gram model, kLeast at the least
         kNgramProb,   // p
         kBigram,      // 1 where the n-gram model has the token after a history of one token ...
@@ -34,20 +34,19 @@ class CalibratedSearch {
         kLongerNgram,
         kSeen,   // 1 where the text has the token, but not after the path's last one
         kMatch,  // six: 1 where the text has it after the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
-        kShareSeen = kMatch +
-            6,  // ln of its share of the text's tokens after that match: for kSeen, for 1 token, for more
+        kShareSeen = kMatch + 6,  // ln of its share of the text's tokens after that match: for kSeen, 1 token, more
         kShareMatch,
         kShareLonger,
         kShareProb,  // the share itself, after kLong tokens or more
         kOutside,    // 1 for outside
         kMass,       // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
-        kEach, kFeatures = 2 * kEach,
+        kEach,
+        kFeatures = 2 * kEach,
     };
     static constexpr std::int32_t kLong = 2;  // tokens of a long match
     static constexpr double kLeast = -30;
     static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
-    static constexpr std::int32_t kMostListed =
-        64;  // a history with more continuations is asked for the slot's tokens alone
+    static constexpr std::int32_t kMostListed = 64;  // a history with more continuations is only asked for columns
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
@@ -89,9 +88,13 @@ class CalibratedSearch {
     Followers find_arcs(const State& state);
     void match_columns(const State& state, std::int32_t first, std::int32_t size);
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
-    void set_match(Arc& arc, std::int32_t history, std::int32_t child);
+    void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
-    const double* weights_of(std::int32_t slot) const;
+    // Of the arcs that were found last.
+    bool has_long_match(const Followers& found) const {
+        return std::any_of(arcs_.begin() + found.first, arcs_.end(), [](const Arc& arc) { return arc.match >= kLong; });
+    }
+    const double* weights_of(std::int32_t slot, bool matched) const;
     // Calls take(feature, value) for every feature of an arc that is not 0.
     template <typename Take>
     static void each_feature(const Arc& arc, const Take& take);
@@ -99,7 +102,6 @@ class CalibratedSearch {
     Graph graph_;
     const TextIndex* text_ = nullptr;
     std::vector<double> weights_;       // [slots, 2, kEach]: without a long match, with one
-    bool has_long_match_ = false;       // an arc of the state that was asked for last has it
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]
     BestFirst<CalibratedSearch> search_;
