@@ -11,6 +11,10 @@ LARGEST_WEIGHT: float
 NUM_FEATURES: int
 
 class Model:
+    """A backoff n-gram automaton, read in place from the records of an OpenFst const file; costs are negated natural
+    logs, and failure arcs are followed. `ngrams`: of each order tokens [n, order], costs and costs of backoff weights
+    [n]. `resolve`: the states [s] that tokens reach from a state: costs and targets [s, tokens], final costs [s]."""
+
     def __init__(
         self, states: NDArray[np.void], arcs: NDArray[np.void], start: int, unigram_state: int, unk_label: int = 0
     ) -> None: ...

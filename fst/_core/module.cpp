@@ -425,58 +425,38 @@ py::tuple determinized(const ArcArrays& arcs) {
 PYBIND11_MODULE(_core, module) {
     using namespace fst_core;
     using namespace py::literals;
-    module.doc() = "The compiled core of fst: n-gram lookups, exact p-best paths, best-first prefix trees.";
-
-    py::class_<BorrowingModel>(module, "Model",
-                               "A backoff n-gram automaton read in place from the records of an OpenFst const file.")
+    using Ids = Array<std::int64_t>;
+    py::class_<BorrowingModel>(module, "Model")
         .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t>(), "states"_a,
              "arcs"_a, "start"_a, "unigram_state"_a, "unk_label"_a = 0)
-        .def(
-            "log_prob",
-            [](const BorrowingModel& model, std::int64_t token, const Array<std::int64_t>& context) {
-                return model.log_prob(token, tokens_of(context, "context"));
-            },
-            "token"_a, "context"_a, "Natural log p(token | context) under failure semantics.")
-        .def(
-            "score",
-            [](const BorrowingModel& model, const Array<std::int64_t>& tokens, bool bos, bool eos) {
-                return model.score(tokens_of(tokens, "tokens"), bos, eos);
-            },
-            "tokens"_a, "bos"_a = false, "eos"_a = false,
-            "Natural log of the sequence, from <s> if bos, to </s> if eos.")
-        .def(
-            "state_of",
-            [](const BorrowingModel& model, const Array<std::int64_t>& context) {
-                return model.state_of(tokens_of(context, "context"));
-            },
-            "context"_a, "The state that the context leads to from the unigram state.")
-        .def(
-            "num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); },
-            py::call_guard<latticebpd::GilRelease>(), "The number of n-grams of each order.")
-        .def(
-            "ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
-            "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
+        .def("log_prob", [](const BorrowingModel& model, std::int64_t token, const Ids& context) {
+                 return model.log_prob(token, tokens_of(context, "context"));
+             }, "token"_a, "context"_a)
+        .def("score", [](const BorrowingModel& model, const Ids& tokens, bool bos, bool eos) {
+                 return model.score(tokens_of(tokens, "tokens"), bos, eos);
+             }, "tokens"_a, "bos"_a = false, "eos"_a = false)
+        .def("state_of", [](const BorrowingModel& model, const Ids& context) {
+                 return model.state_of(tokens_of(context, "context"));
+             }, "context"_a)
+        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); },
+             py::call_guard<latticebpd::GilRelease>())
+        .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); })
         .def_property_readonly("has_end", [](const BorrowingModel& model) { return model.has_end(); })
-        .def("resolve", &resolve, "tokens"_a, "state"_a,
-             "The states [s] reached from a state by these tokens, failure arcs resolved: costs and targets [s, "
-             "tokens], final costs [s].")
-        .def(
-            "write_arpa",
-            [](const BorrowingModel& model, const std::vector<std::string>& words, bool markers,
-               const py::function& sink) {
-                write_arpa(model, words, markers,
-                           [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
-            },
-            "words"_a, "markers"_a, "sink"_a, "Writes ARPA text, piece by piece.");
+        .def("resolve", &resolve, "tokens"_a, "state"_a)
+        .def("write_arpa", [](const BorrowingModel& model, const std::vector<std::string>& words, bool markers,
+                              const py::function& sink) {
+                 write_arpa(model, words, markers,
+                            [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+             }, "words"_a, "markers"_a, "sink"_a);
     module.attr("LARGEST_WEIGHT") = kLargestWeight;
     module.attr("NUM_FEATURES") = static_cast<int>(CalibratedSearch::kFeatures);
 
-    py::class_<SharedIndex>(module, "TextIndex", "The n-grams of one text, counted as the text grows.")
+    py::class_<SharedIndex>(module, "TextIndex")
         .def(py::init<>())
-        .def("extend", [](SharedIndex& text, const Array<std::int64_t>& tokens) {
+        .def("extend", [](SharedIndex& text, const Ids& tokens) {
                  const std::unique_lock lock(text.mutex);
                  text.index.extend(tokens_of(tokens, "tokens"));
-             }, "tokens"_a, "Append tokens to the text.")
+             }, "tokens"_a)
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
     module.def("nbest", &nbest);

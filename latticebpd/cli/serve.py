@@ -58,7 +58,6 @@ def serve(
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile
     from latticebpd.drafters.cost_curve import CostCurve
-    from latticebpd.drafters.paying_drafts import PayingDrafter
     from latticebpd.drafters.system_names import tells_probabilities
     from latticebpd.target.weight_kinds import TORCH
 
@@ -74,7 +73,7 @@ def serve(
         if curve is None:
             err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
             curve = profile(loaded.model, SIZES, rounds=2, drafter=drafter)
-        drafter = PayingDrafter(drafter, curve)
+        drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k, costs=curve)
     limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
     service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
     with listen(host, port) as listening:

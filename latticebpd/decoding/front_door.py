@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fst.files import PathLike
 from fst.fingerprint import vocabulary_fingerprint
@@ -21,6 +21,7 @@ from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.family import FamilySource, LoadOptions
 from latticebpd.drafters.heads.engine_heads import HEADS_CONFIG, EngineHeadLattices, EngineHeads
+from latticebpd.drafters.paying_drafts import Costs
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import converts
@@ -131,16 +132,16 @@ class Loaded:
     def costs(self) -> CostCurve | None:
         """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
         rounded weights costs; None: they are not cut."""
-        return self._measured_costs if self._costs_count else None
+        if not self._costs_count:
+            return None
+        target, name = self.target or self.model, self.default_system()
+        costs = profile(target, COLUMNS, context=CONTEXT, rounds=3)
+        drafter = self.drafter(name, slots=lattice_shape(None, None, name, self.lm, costs)[1])
+        return replace(costs, drafting=profile(target, (1,), context=CONTEXT, rounds=3, drafter=drafter).drafting)
 
     @property
     def _costs_count(self) -> bool:
         return self.weights in (INT8, FILE) and is_calibrated(self.lm) and self.source is not None
-
-    @cached_property
-    def _measured_costs(self) -> CostCurve:
-        drafter = self.drafter(self.default_system())
-        return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=3, drafter=drafter)
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
@@ -173,11 +174,16 @@ class Loaded:
             :attr:`costs` for a calibrated default system of no given size.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
-        measure: CostCurve | Callable[[], CostCurve] | None = costs
+
+        def named(curve: CostCurve | None, costs: Costs | None = None) -> Drafter:
+            shape = lattice_shape(k, slots, name, self.lm, curve)
+            source = None if self.source is None else self.source.with_shape(*shape)
+            return drafter_named(name, source, self.lm, alpha, costs=costs)
+
         if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
-            measure = lambda: self._measured_costs  # noqa: E731  (once there is a draft to cut, after the first token)
-        source = None if self.source is None else self.source.with_shape(*lattice_shape(k, slots, name, self.lm))
-        return drafter_named(name, source, self.lm, alpha, costs=measure)
+            # Measured once there is a draft to cut, after the first token.
+            return named(None, lambda: (named(self.costs), cast("CostCurve", self.costs)))
+        return named(costs, costs)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt: a user's turn, where the model has a chat template; else the beginning of a text."""

@@ -77,6 +77,10 @@ class CostCurve:
     def _known(self) -> dict[int, np.ndarray]:
         return {}
 
+    def of_call(self, nodes: int, tokens: float) -> float:
+        """Seconds of a call that drafts a tree of ``nodes`` for one text and commits so many tokens."""
+        return float(self.up_to(1, nodes)[-1]) + self.drafting_of(1) + self.accepted * (tokens - 1)
+
     def drafting_of(self, rows: int) -> float:
         """Seconds of making the drafts of ``rows`` texts; 0 where it was not measured."""
         if not self.drafting:

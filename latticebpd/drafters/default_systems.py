@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.family import FamilySource
 from latticebpd.drafters.system_names import CALIBRATED, COPIES, SystemName
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
@@ -35,16 +36,24 @@ def default_system(
     return f"{size}-tree" if by_cost else source.default_system(own_lm).format(n=size)
 
 
-def lattice_shape(k: int | None, slots: int | None, system: str, lm: LanguageModel) -> tuple[int, int | None]:
+def lattice_shape(
+    k: int | None, slots: int | None, system: str, lm: LanguageModel, costs: CostCurve | None = None
+) -> tuple[int, int | None]:
     """Arcs per slot, and slots: as given, else what a calibrated system was fitted to and needs, else 16 and None (all
     slots).
 
     More than 16 arcs bring trees of up to 16 nodes nothing (`benchmarks/smollm2/trees.md`) and cost time.
+
+    costs: of passes, by which trees are cut: they need fewer slots where only small ones pay off.
     """
     calibration = calibrated_scorer(lm).calibration if system.endswith(f"-{CALIBRATED}") and is_calibrated(lm) else None
     if calibration is None:
         return ARCS if k is None else k, slots
-    nodes = SystemName.parse(system.removeprefix(f"{COPIES}+")).size
-    if slots is None and calibration.slots is not None:  # a tree is no deeper than its number of nodes
-        slots = min(calibration.slots, nodes)
+    nodes, most = SystemName.parse(system.removeprefix(f"{COPIES}+")).size, calibration.slots
+    if costs is not None and calibration.trees:
+        # Trees that are cut call by call are mostly near the size that promises the most tokens a second.
+        sizes = {each.tokens / costs.of_call(each.nodes, each.tokens): each for each in calibration.trees}
+        nodes, most = min(nodes, sizes[max(sizes)].nodes), sizes[max(sizes)].slots
+    if slots is None and most is not None:  # a tree is no deeper than its number of nodes
+        slots = min(most, nodes)
     return min(calibration.k, max(ARCS, nodes)) if k is None else k, slots

@@ -8,7 +8,6 @@ anyway; with many, nearly as much as a token of the text, and only drafts that a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -16,24 +15,27 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 
+Costs = CostCurve | Callable[[], tuple[Drafter, CostCurve]]
+"""Of calls, or what measures them when they are first needed, and returns the drafter that pays off by them."""
+
 
 class DraftingBudget:
     """Time budget: drafting is skipped while predicted savings minus drafting cost are negative.
 
-    Each call adds 1 % of its time without drafts to the budget. So unprofitable drafting costs at most 1 % of decode
-    time, one call at the beginning, and the last draft. With less at the beginning, a few drafts without a likely token
+    Each call adds 1 % of its time without drafts to the budget, up to the time of a few calls. So unprofitable drafting
+    costs at most 1 % of decode time, those calls, and the last draft. With less, a few drafts without a likely token
     end drafting that pays on the whole.
     """
 
-    SHARE = 0.01
+    SHARE, CALLS = 0.01, 8
 
     def __init__(self) -> None:
         self._left: float | None = None
 
     def allows(self, seconds: float) -> bool:
         """Whether to draft at this call, which takes so many seconds without drafts."""
-        before = seconds if self._left is None else self._left
-        self._left = min(before + self.SHARE * seconds, seconds)  # no more than a call is saved up
+        most = self.CALLS * seconds
+        self._left = most if self._left is None else min(self._left + self.SHARE * seconds, most)
         return self._left > 0
 
     def credit(self, saved: float) -> None:
@@ -45,18 +47,20 @@ class PayingDrafter:
     """Another drafter's trees, cut over all rows to the nodes that promise the most tokens a second; none for a while
     where drafting does not pay for so many rows.
 
-    drafter: its trees tell probabilities.  costs: of calls, or what measures them when they are first needed.
+    drafter: its trees tell probabilities; one that ``costs`` returns has the same needs.
     """
 
-    def __init__(self, drafter: Drafter, costs: CostCurve | Callable[[], CostCurve]) -> None:
+    def __init__(self, drafter: Drafter, costs: Costs) -> None:
         self.drafter, self._costs = drafter, costs
         self.needs_hidden, self.needs_layers = needs_hidden(drafter), needs_layers(drafter)
         self.source = getattr(drafter, "source", None)
         self._budgets: dict[int, DraftingBudget] = {}  # by the number of rows
 
-    @cached_property
+    @property
     def costs(self) -> CostCurve:
-        return self._costs() if callable(self._costs) else self._costs
+        if callable(self._costs):
+            self.drafter, self._costs = self._costs()
+        return self._costs
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         rows = len(states)

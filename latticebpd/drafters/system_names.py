@@ -21,18 +21,17 @@ Where a text is decoded there are also
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from latticebpd.checks import expect
 from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
-from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, NoDrafter
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
-from latticebpd.drafters.paying_drafts import PayingDrafter
+from latticebpd.drafters.paying_drafts import Costs, PayingDrafter
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
@@ -133,14 +132,14 @@ def drafter_named(
     lm: Models = None,
     alpha: float | None = None,
     prompt_context: bool = True,
-    costs: CostCurve | Callable[[], CostCurve] | None = None,
+    costs: Costs | None = None,
 ) -> Drafter:
     """The drafter of that name.
 
     source: of the lattices; None: only ``greedy`` and copies are possible. lm, alpha: as for :func:`strategy_named`.
-    costs: of calls, or what measures them: trees are cut to the nodes that promise the most tokens a second. Raises
-    ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no source,
-    or costs for trees that do not tell probabilities.
+    costs: as for `PayingDrafter`: trees are cut to the nodes that promise the most tokens a second.
+    Raises ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no
+    source, or costs for trees that do not tell probabilities.
     """
     if costs is not None:
         forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"

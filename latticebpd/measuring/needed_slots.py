@@ -17,11 +17,11 @@ from latticebpd.measuring.calibrate import chosen, following
 from latticebpd.measuring.examples import Paths
 from latticebpd.measuring.replay import accept_length
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.calibration import Calibration, TreeSize
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import TEXT
 
-SIZES = (16, 64)
+SIZES = (1, 2, 4, 8, 16, 64)
 """Nodes of the trees."""
 LOSS = 0.005
 """Share of the most tokens per call that fewer slots may cost."""
@@ -53,8 +53,9 @@ def with_needed_slots(
                     next_call[size, slots] += committed
             on_lattice()
     efficiency = {key: count / calls[key] for key, count in tokens.items()}
-    by_size = ({slots: value for (each, slots), value in efficiency.items() if each == size} for size in SIZES)
-    return replace(calibration, slots=max(map(fewest, by_size)))
+    by_size = {size: {slots: value for (each, slots), value in efficiency.items() if each == size} for size in SIZES}
+    trees = tuple(TreeSize(size, max(each.values()), fewest(each)) for size, each in by_size.items())
+    return replace(calibration, slots=max(each.slots for each in trees), trees=trees)
 
 
 def fewest(efficiency: Mapping[int, float]) -> int:

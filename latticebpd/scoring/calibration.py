@@ -24,6 +24,18 @@ LARGEST = 1e6
 
 
 @dataclass(frozen=True)
+class TreeSize:
+    """Calibrated trees of ``nodes`` nodes: tokens per call, and how many of a lattice's first slots they need."""
+
+    nodes: int
+    tokens: float
+    slots: int
+
+    def __post_init__(self) -> None:
+        expect(min(self.nodes, self.tokens, self.slots) >= 1, "nodes, tokens per call and slots >= 1", self)
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Weights of a log-linear model of the next token, and what they were fitted on.
 
@@ -33,7 +45,7 @@ class Calibration:
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: they were drawn by.
     lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
     nats: ``[slots]`` the cross-entropy of a token on held-out texts.
-    slots: how many of a lattice's first slots trees need; None: all.
+    slots: how many of a lattice's first slots trees need; None: all.  trees: the same by size, on the fitting texts.
     features: ``fst.FEATURES``, which tells the files of other versions.
     """
 
@@ -47,6 +59,7 @@ class Calibration:
     further: bool = False
     slots: int | None = None
     features: tuple[str, ...] = FEATURES
+    trees: tuple[TreeSize, ...] = ()
 
     def __post_init__(self) -> None:
         expect(self.features == FEATURES, "the features of this version", f"{self.features!r:.60}")

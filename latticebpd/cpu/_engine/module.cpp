@@ -32,11 +32,16 @@ void unlocked(const Work& work) {
     work();
 }
 
-// Rows of hidden states of a model, [n, hidden].
-std::size_t rows_of(const Transformer& model, const Array<float>& states) {
+// compute(states, rows, to) of rows of hidden states of a model, [n, hidden]; the output is [n, width].
+template <typename Number, typename Compute>
+Array<Number> computed(const Transformer& model, const Array<float>& states, std::size_t width, const Compute& compute) {
     expect(states.ndim() == 2 && static_cast<std::size_t>(states.shape(1)) == model.hidden(),
            "states [n, " + std::to_string(model.hidden()) + "]");
-    return static_cast<std::size_t>(states.shape(0));
+    const auto rows = static_cast<std::size_t>(states.shape(0));
+    Array<Number> output({rows, width});
+    Number* to = output.mutable_data();
+    unlocked([&] { compute(states.data(), rows, to); });
+    return output;
 }
 
 py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, const std::vector<std::size_t>& counts,
@@ -67,16 +72,14 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
 
 PYBIND11_MODULE(_engine, module) {
     module.def("isas", [] { return operations().size(); });
-    module.def("dequantized",
-               [](int type, const Array<std::uint8_t>& blocks) {
+    module.def("dequantized", [](int type, const Array<std::uint8_t>& blocks) {
                    const auto [inputs, bytes] = block_of(static_cast<Type>(type));
                    const auto size = static_cast<std::size_t>(blocks.size());
                    expect(size % bytes == 0, "whole blocks");
                    Array<float> numbers(static_cast<py::ssize_t>(size / bytes * inputs));
                    read_row(static_cast<Type>(type), blocks.data(), size / bytes * inputs, numbers.mutable_data());
                    return numbers;
-               },
-               "type"_a, "blocks"_a);
+               }, "type"_a, "blocks"_a);
     py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
     py::class_<Matrix, std::shared_ptr<Matrix>>(module, "Matrix")
         .def_static("of_blocks",
@@ -108,8 +111,7 @@ PYBIND11_MODULE(_engine, module) {
                     },
                     "memory"_a, "numbers"_a, "rounded"_a)
         .def("set_bias", &Matrix::set_bias)
-        .def("multiply",
-             [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
+        .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
                  expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
                  const auto rows = static_cast<std::size_t>(x.shape(0));
                  Array<float> y({rows, matrix.outputs});
@@ -119,10 +121,8 @@ PYBIND11_MODULE(_engine, module) {
                      Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
                  });
                  return y;
-             },
-             "x"_a, "threads"_a = 1, "isa"_a = 0)
-        .def("row",
-             [](const Matrix& matrix, std::size_t output) {
+             }, "x"_a, "threads"_a = 1, "isa"_a = 0)
+        .def("row", [](const Matrix& matrix, std::size_t output) {
                  expect(output < matrix.outputs, "an output of the matrix");
                  Array<float> weights(static_cast<py::ssize_t>(matrix.inputs));
                  matrix.row(output, weights.mutable_data());
@@ -140,8 +140,7 @@ PYBIND11_MODULE(_engine, module) {
         .def_readwrite("key_norm", &Layer::key_norm)
         .def_readwrite("window", &Layer::window)
         .def_readwrite("rotation", &Layer::rotation)
-        .def("set_matrices",
-             [](Layer& layer, const std::array<std::shared_ptr<Matrix>, 7>& matrices) {
+        .def("set_matrices", [](Layer& layer, const std::array<std::shared_ptr<Matrix>, 7>& matrices) {
                  const std::array<SharedMatrix*, 7> own{&layer.query, &layer.key, &layer.value, &layer.output,
                                                         &layer.gate,  &layer.up,  &layer.down};
                  for (std::size_t i = 0; i < own.size(); ++i) *own[i] = matrices[i];
@@ -176,24 +175,12 @@ PYBIND11_MODULE(_engine, module) {
         .def_property_readonly("hidden_size", &Transformer::hidden)
         .def_property_readonly("together", &Transformer::together)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
-        .def("logits",
-             [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 const std::size_t rows = rows_of(model, states);
-                 Array<float> logits({rows, model.vocabulary()});
-                 float* to = logits.mutable_data();
-                 unlocked([&] { model.logits(states.data(), rows, to, threads); });
-                 return logits;
-             },
-             "states"_a, "threads"_a)
-        .def("best",
-             [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 const std::size_t rows = rows_of(model, states);
-                 Array<std::int64_t> tokens(static_cast<py::ssize_t>(rows));
-                 std::int64_t* to = tokens.mutable_data();
-                 unlocked([&] { model.best(states.data(), rows, to, threads); });
-                 return tokens;
-             },
-             "states"_a, "threads"_a);
+        .def("logits", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                 return computed<float>(model, states, model.vocabulary(), [&](auto... at) { model.logits(at..., threads); });
+             }, "states"_a, "threads"_a)
+        .def("best", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                 return computed<std::int64_t>(model, states, 1, [&](auto... at) { model.best(at..., threads); }).reshape({-1});
+             }, "states"_a, "threads"_a);
 }
 
 }  // namespace engine

@@ -45,34 +45,25 @@ PYBIND11_MODULE(_kernels, module) {
                  return built<Int8Weights>(at(weight), outputs, inputs, isa);
              }),
              "weight"_a, "outputs"_a, "inputs"_a, "isa"_a = 0)
-        .def("multiply",
-             [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
+        .def("multiply", [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
                  self.multiply(at(x), rows, at(y), threads);
-             },
-             released);
+             }, released);
     py::class_<Int8Heads>(module, "Int8Heads")
         .def(py::init([](Address up, Address down, Size heads, Size inner, Size size, Size inputs) {
                  return built<Int8Heads>(at(up), at(down), heads, inner, size, inputs);
              }))
-        .def("states",
-             [](const Int8Heads& self, Address x, Size rows, Size heads, Address to, Size threads) {
+        .def("states", [](const Int8Heads& self, Address x, Size rows, Size heads, Address to, Size threads) {
                  self.states(at(x), rows, heads, at(to), threads);
-             },
-             released)
-        .def("top_k",
-             [](const Int8Heads& self, Address x, Size rows, Size heads, const Int8Weights& projection, Size k,
-                Address tokens, Address log_probs, Address to, Size threads) {
+             }, released)
+        .def("top_k", [](const Int8Heads& self, Address x, Size rows, Size heads, const Int8Weights& projection, Size k,
+                         Address tokens, Address log_probs, Address to, Size threads) {
                  self.top_k(at(x), rows, heads, projection, k, at<std::int32_t>(tokens), at(log_probs), at(to), threads);
-             },
-             released);
-    module.def("top_k",
-               [](Address x, Size rows, Size count, Size k, Address values, Address indices, Address log_sums,
-                  Size threads, Size isa) {
+             }, released);
+    module.def("top_k", [](Address x, Size rows, Size count, Size k, Address values, Address indices, Address log_sums,
+                           Size threads, Size isa) {
                    const TopK op{at(x), count, k, at(values), at<std::int32_t>(indices), at(log_sums)};
                    for_each_row(op, rows, threads, isas().at(isa));
-               },
-               "x"_a, "rows"_a, "count"_a, "k"_a, "values"_a, "indices"_a, "log_sums"_a, "threads"_a, "isa"_a = 0,
-               released);
+               }, "x"_a, "rows"_a, "count"_a, "k"_a, "values"_a, "indices"_a, "log_sums"_a, "threads"_a, "isa"_a = 0, released);
     module.def("move", [](Address buffer, Size heads, Size positions, Size bytes, const std::vector<Move>& moves) {
         move_vectors(at<char>(buffer), heads, positions, bytes, moves);
     });

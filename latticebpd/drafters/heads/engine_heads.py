@@ -81,9 +81,10 @@ class EngineHeads:
     ) -> list[SausageLattice]:
         """After ``[rows, states]`` and the tokens that they predicted, of the first ``slots`` heads and their
         ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
-        own, *others = np.split(hidden, 1 + len(self.layers), axis=1)
-        others += [self._embeddings(np.asarray(last))] if self._reads_token else []
-        hidden = np.concatenate([own, *map(_normalised, others)], axis=1)
+        size, chosen = hidden.shape[1] // (1 + len(self.layers)), np.asarray(last)
+        hidden = np.concatenate([hidden, *([self._embeddings(chosen)] if self._reads_token else [])], axis=1)
+        others = hidden[:, size:].reshape(len(hidden), -1, size)
+        hidden[:, size:] = _normalised(others).reshape(len(hidden), -1)
         best, log_probs, states = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
         tokens = best if self.tokens is None else self.tokens[best]
         if not np.isfinite(log_probs).all():
@@ -131,7 +132,8 @@ class KeptRows:
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """``[...]`` -> ``[..., width]``."""
-        if len(new := np.unique(indices[~self._known[indices]])):
+        if len(new := indices[~self._known[indices]]):
+            new = np.unique(new)
             self._rows[new], self._known[new] = self._compute(new), True
         rows: np.ndarray = self._rows[indices]
         return rows
@@ -152,7 +154,8 @@ def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:
 
 def _normalised(vectors: np.ndarray) -> np.ndarray:
     """``[..., hidden]``, each over its root mean square."""
-    scaled: np.ndarray = vectors / np.sqrt(np.square(vectors).mean(axis=-1, keepdims=True) + EPSILON)
+    means = np.einsum("...i,...i->...", vectors, vectors)[..., None] / vectors.shape[-1]
+    scaled: np.ndarray = vectors / np.sqrt(means + EPSILON)
     return scaled
 
 

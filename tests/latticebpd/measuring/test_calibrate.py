@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from fst import FEATURES
+from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks, lattice_files, needed_slots
 from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, calibrate
-from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
+from latticebpd.scoring.calibration import Calibration, TreeSize, calibration_path, stored_calibration
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
 from tests.helpers.lattices import run_system
@@ -150,8 +151,16 @@ def test_slots_that_bring_nothing_are_not_needed(
     for tokens, expected in ((useless, 1), (telling, SLOTS)):
         made = tmp_path / f"{expected}.npz"
         replace(lattices, tokens=tokens).save(made)
-        calibration = calibrate([made], LM, examples=6)[0]
-        assert needed_slots.with_needed_slots(calibration, [made], LM).slots == expected
+        calibration = needed_slots.with_needed_slots(calibrate([made], LM, examples=6)[0], [made], LM)
+        assert calibration.slots == expected
+        assert tuple(each.nodes for each in calibration.trees) == needed_slots.SIZES
+        tokens_per_call, slots = zip(*((each.tokens, each.slots) for each in calibration.trees), strict=True)
+        assert sorted(tokens_per_call) == list(tokens_per_call)
+        assert max(slots) == expected
+        assert all(each.slots <= each.nodes for each in calibration.trees)
+        path = tmp_path / "stored.json"
+        calibration.save(path)
+        assert Calibration.load(path) == calibration
     alone = replace(fitted, unit="lattice")
     assert needed_slots.with_needed_slots(alone, [file], LM) is alone
 
@@ -169,6 +178,29 @@ def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path
         assert [lattice_shape(None, 1, f"{nodes}-calibrated", lm)[0] for nodes in (2, 16, 30, 64)] == [16, 16, 30, 48]
     with pytest.raises(ValueError, match="slots >= 1"):
         replace(fitted, slots=0)
+
+
+def test_trees_that_are_cut_by_costs_need_the_slots_of_the_size_that_pays(fitted: Calibration, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    LM.save(lm)
+    trees = tuple(TreeSize(*each) for each in ((1, 1.6, 1), (2, 2.0, 2), (8, 3.0, 4), (64, 4.0, 6)))
+    replace(fitted, slots=6, k=48, trees=trees).save(calibration_path(lm))
+    flat = CostCurve((1,), (1, 65), ((1.0, 1.001),))  # a token more costs nothing: the largest tree pays
+    steep = CostCurve((1,), (1, 2, 3, 9, 65), ((1.0, 1.1, 1.2, 2.4, 20.0),), packed=True)
+    for costs, shape in (
+        (None, (48, 6)),
+        (flat, (48, 6)),
+        (steep, (16, 2)),
+        (replace(steep, drafting=(2.0,)), (16, 4)),  # what a draft costs is paid off by more tokens
+        (replace(steep, drafting=(0.5,), accepted=0.5), (16, 2)),
+    ):
+        assert lattice_shape(None, None, "64-calibrated", lm, costs) == shape
+    assert lattice_shape(None, None, "1-calibrated", lm, flat) == (16, 1)
+    assert lattice_shape(32, 3, "64-calibrated", lm, steep) == (32, 3)
+    replace(fitted, slots=6, k=48).save(calibration_path(lm))  # of a version that did not measure sizes
+    assert lattice_shape(None, None, "64-calibrated", lm, steep) == (48, 6)
+    with pytest.raises(ValueError, match="nodes, tokens per call and slots >= 1"):
+        TreeSize(2, 0.5, 1)
 
 
 def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, tmp_path: Path) -> None:
