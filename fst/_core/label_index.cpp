@@ -21,9 +21,7 @@ LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_la
 }
 
 LabelIndexes::LabelIndexes(std::uint32_t num_labels, std::size_t most)
-    : num_labels_(num_labels),
-      most_(most),
-      mask_(std::bit_ceil(2 * most + 2) - 1),
+    : num_labels_(num_labels), most_(most), mask_(std::bit_ceil(2 * most + 2) - 1),
       slots_(new std::atomic<const LabelIndex*>[mask_ + 1]()) {}
 
 LabelIndexes::~LabelIndexes() {

@@ -49,8 +49,7 @@ class BorrowingModel : public Model {
     BorrowingModel(py::buffer_info states, py::buffer_info arcs, std::int64_t start, std::int64_t unigram_state,
                    std::int64_t unk_label)
         : Model(bytes(states, "states"), bytes(arcs, "arcs"), start, unigram_state, unk_label),
-          states_(std::move(states)),
-          arcs_(std::move(arcs)) {}
+          states_(std::move(states)), arcs_(std::move(arcs)) {}
 
     static std::span<const std::byte> bytes(const py::buffer_info& info, const char* name) {
         if (!PyBuffer_IsContiguous(info.view(), 'C'))
@@ -86,12 +85,8 @@ using Contexts = Array<std::int64_t>;  // [n, c] with -1 as padding on the left;
 
 struct Batch {
     Batch(const Sausages& sausages, const BorrowingModel* model_in, double alpha_in, const Contexts& contexts_in)
-        : tokens(std::get<0>(sausages)),
-          log_probs(std::get<1>(sausages)),
-          transitions(std::get<2>(sausages)),
-          contexts(contexts_in),
-          model(model_in),
-          alpha(alpha_in) {
+        : tokens(std::get<0>(sausages)), log_probs(std::get<1>(sausages)), transitions(std::get<2>(sausages)),
+          contexts(contexts_in), model(model_in), alpha(alpha_in) {
         single = tokens.ndim() == 2;
         if (!(single || tokens.ndim() == 3) || log_probs.ndim() != tokens.ndim() ||
             !std::equal(tokens.shape(), tokens.shape() + tokens.ndim(), log_probs.shape()))

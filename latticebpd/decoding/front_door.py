@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 from fst.files import PathLike
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.decoding.acceptance import Exact
 from latticebpd.decoding.decode_rows import taking_arrays
 from latticebpd.decoding.loop import Generated, generate
-from latticebpd.decoding.pass_costs import profile
+from latticebpd.decoding.pass_costs import kept_costs, profile
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
 from latticebpd.drafters.cost_curve import CostCurve
@@ -25,8 +26,9 @@ from latticebpd.drafters.paying_drafts import Costs
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import converts
+from latticebpd.machine import machine_settings, processor
 from latticebpd.scoring.rescoring import is_calibrated
-from latticebpd.target.catalogue import resolved
+from latticebpd.target.catalogue import cache_folder, resolved
 from latticebpd.target.chat import PlainText, prompt_format
 from latticebpd.target.engine_target import UNREADABLE, EngineTarget, engine_target
 from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
@@ -130,14 +132,20 @@ class Loaded:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
-        rounded weights costs; None: they are not cut."""
-        if not self._costs_count:
+        """Of calls on this machine, measured now, or on the same day for a downloaded model: default trees are cut by
+        them, since every token of a pass over rounded weights costs; None: they are not cut."""
+        if self.lm is None or not self._costs_count:
             return None
+        if not self.lm.is_relative_to(cache_folder()):
+            return self._measured_costs()
+        settings = repr((self.path, self.weights, processor(), machine_settings())).encode()
+        return kept_costs(self.lm.with_name(f"costs-{crc32(settings):08x}.json"), self._measured_costs)
+
+    def _measured_costs(self) -> CostCurve:
         target, name = self.target or self.model, self.default_system()
         costs = profile(target, COLUMNS, context=CONTEXT, rounds=3)
         drafter = self.drafter(name, slots=lattice_shape(None, None, name, self.lm, costs)[1])
-        return replace(costs, drafting=profile(target, (1,), context=CONTEXT, rounds=3, drafter=drafter).drafting)
+        return replace(costs, drafting=profile(target, (1,), context=8, rounds=3, drafter=drafter).drafting)
 
     @property
     def _costs_count(self) -> bool:

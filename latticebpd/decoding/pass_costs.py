@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from latticebpd.target.engine_verifier import EngineVerifier
 if TYPE_CHECKING:
     from latticebpd.target.stock_model import Model
 
+DAY = 24 * 3600
 COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 
 
@@ -102,6 +104,17 @@ def profile(
     words = {name: str(value) for name, value in about.items()}
     packed = isinstance(verifier, EngineVerifier)
     return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts, packed, min(accepted, default=0.0))
+
+
+def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:
+    """Costs from a file that is younger than a day; else they are measured, and kept in it where it may be written."""
+    with suppress(ValueError, OSError):
+        if time.time() - file.stat().st_mtime < DAY:
+            return CostCurve.load(file)
+    costs = measure()
+    with suppress(OSError):
+        costs.save(file)
+    return costs
 
 
 def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:

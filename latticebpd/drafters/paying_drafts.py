@@ -22,25 +22,22 @@ Costs = CostCurve | Callable[[], tuple[Drafter, CostCurve]]
 class DraftingBudget:
     """Time budget: drafting is skipped while predicted savings minus drafting cost are negative.
 
-    Each call adds 1 % of its time without drafts to the budget, up to the time of a few calls. So unprofitable drafting
-    costs at most 1 % of decode time, those calls, and the last draft. With less, a few drafts without a likely token
-    end drafting that pays on the whole.
+    Each call adds 1 % of its time to the budget, up to the time of a few calls. So unprofitable drafting costs at most
+    1 % of decode time, those calls, and the last draft. With less, a few drafts without a likely token end drafting
+    that pays on the whole.
+
+    left: in calls without drafts, to which each draft's predicted savings are added.
     """
 
     SHARE, CALLS = 0.01, 8
 
     def __init__(self) -> None:
-        self._left: float | None = None
+        self.left = float(self.CALLS)
 
-    def allows(self, seconds: float) -> bool:
-        """Whether to draft at this call, which takes so many seconds without drafts."""
-        most = self.CALLS * seconds
-        self._left = most if self._left is None else min(self._left + self.SHARE * seconds, most)
-        return self._left > 0
-
-    def credit(self, saved: float) -> None:
-        """Add a draft's predicted savings."""
-        self._left = (self._left or 0.0) + saved
+    def allows(self) -> bool:
+        """Whether to draft at this call."""
+        self.left = min(self.left + self.SHARE, self.CALLS)
+        return self.left > 0
 
 
 class PayingDrafter:
@@ -64,12 +61,12 @@ class PayingDrafter:
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         rows = len(states)
-        budget = self._budgets.setdefault(rows, DraftingBudget())
-        if not budget.allows(float(self.costs.up_to(rows, 0)[0])):
+        budget, seconds = self._budgets.setdefault(rows, DraftingBudget()), float(self.costs.up_to(rows, 0)[0])
+        if not budget.allows():
             return [DraftTree.empty()] * rows
         trees = self.drafter.propose(states)
         kept, saved = paying_nodes([tree.log_probs if len(tree) else np.empty(0) for tree in trees], self.costs)
-        budget.credit(saved)
+        budget.left += saved / seconds
         return [tree.subtree(keep) for tree, keep in zip(trees, kept, strict=True)]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:

@@ -60,8 +60,7 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
         total += counts[i];
     }
     expect(tokens.ndim() == 1 && parents.ndim() == 1 && size == total &&
-               static_cast<std::size_t>(parents.size()) == total,
-           "as many tokens and parents as columns");
+               static_cast<std::size_t>(parents.size()) == total, "as many tokens and parents as columns");
     for (const std::size_t layer : layers)
         expect(layer < model.num_layers(), "layers below " + std::to_string(model.num_layers()));
     Array<float> hidden({total, model.hidden()}), states({total, layers.size() * model.hidden()});
@@ -108,8 +107,7 @@ PYBIND11_MODULE(_engine, module) {
                         const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
                         return std::make_shared<Matrix>(memory, Type::kF32, bytes, outputs, inputs,
                                                         std::vector<std::int64_t>{});
-                    },
-                    "memory"_a, "numbers"_a, "rounded"_a)
+                    }, "memory"_a, "numbers"_a, "rounded"_a)
         .def("set_bias", &Matrix::set_bias)
         .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
                  expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
@@ -170,8 +168,7 @@ PYBIND11_MODULE(_engine, module) {
                          const std::shared_ptr<Matrix>& embedding, const std::shared_ptr<Matrix>& projection,
                          const Numbers& norm, std::size_t isa) {
                  return std::make_unique<Transformer>(settings, layers, embedding, projection, norm, isa);
-             }),
-             "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
+             }), "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
         .def_property_readonly("hidden_size", &Transformer::hidden)
         .def_property_readonly("together", &Transformer::together)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)

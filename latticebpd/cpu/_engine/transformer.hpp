@@ -124,11 +124,8 @@ class Transformer {
   public:
     Transformer(Settings settings, std::vector<Layer> layers, SharedMatrix embedding, SharedMatrix projection,
                 Numbers final_norm, std::size_t isa)
-        : settings_(std::move(settings)),
-          layers_(std::move(layers)),
-          embedding_(std::move(embedding)),
-          projection_(std::move(projection)),
-          final_norm_(std::move(final_norm)),
+        : settings_(std::move(settings)), layers_(std::move(layers)), embedding_(std::move(embedding)),
+          projection_(std::move(projection)), final_norm_(std::move(final_norm)),
           operations_(*operations().at(isa)) {
         check();
         for (const Layer& layer : layers_)

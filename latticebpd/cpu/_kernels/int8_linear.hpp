@@ -121,12 +121,8 @@ class Int8Weights {
     // weight: [outputs, inputs], which is copied to `memory`. isa: index into int8_isas().
     Int8Weights(const float* weight, std::size_t outputs, std::size_t inputs, std::size_t isa,
                 std::shared_ptr<engine::WeightMemory> memory = std::make_shared<engine::WeightMemory>())
-        : sums_(int8_isas().at(isa)),
-          outputs_(outputs),
-          inputs_(inputs),
-          pairs_((inputs + 1) / 2),
-          count_((outputs + kPanel - 1) / kPanel),
-          memory_(std::move(memory)),
+        : sums_(int8_isas().at(isa)), outputs_(outputs), inputs_(inputs), pairs_((inputs + 1) / 2),
+          count_((outputs + kPanel - 1) / kPanel), memory_(std::move(memory)),
           panels_(reinterpret_cast<std::int8_t*>(memory_->take(std::max<std::size_t>(1, count_ * kPanel * 2 * pairs_)))),
           scales_(outputs) {
         for (std::size_t o = 0; o < outputs; ++o)

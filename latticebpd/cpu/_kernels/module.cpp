@@ -43,8 +43,7 @@ PYBIND11_MODULE(_kernels, module) {
     py::class_<Int8Weights>(module, "Int8Weights")
         .def(py::init([](Address weight, Size outputs, Size inputs, Size isa) {
                  return built<Int8Weights>(at(weight), outputs, inputs, isa);
-             }),
-             "weight"_a, "outputs"_a, "inputs"_a, "isa"_a = 0)
+             }), "weight"_a, "outputs"_a, "inputs"_a, "isa"_a = 0)
         .def("multiply", [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
                  self.multiply(at(x), rows, at(y), threads);
              }, released);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from latticebpd.drafters import LatticeDrafter, bundled
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import calibration_path, stored_calibration
+from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.target.catalogue import model_folder
 from tests.helpers.drafters import WEIGHTS
@@ -87,6 +87,22 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert len(rounded.draft(TEXT)) == 16
     greedy = rounded.generate(TEXT, NoDrafter(), max_new_tokens=24)
     assert rounded.generate(TEXT, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+
+
+def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path) -> None:
+    """Once the costs are measured: here every size needs one slot. Texts stay."""
+    lm = tmp_path / "lm.fst"
+    shutil.copyfile(bundled.LM, lm)
+    known = calibrated_scorer(bundled.LM).calibration
+    replace(known, trees=(TreeSize(2, 2.0, 1), TreeSize(64, 4.0, 1))).save(calibration_path(lm))
+    loaded = load(lm=lm, weights="int8")
+    default = loaded.drafter()
+    assert isinstance(default, PayingDrafter)
+    assert (known.slots, default.drafter.source.num_slots) == (8, 8)
+    greedy = loaded.generate(TEXT, NoDrafter(), max_new_tokens=24)
+    assert loaded.generate(TEXT, default, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+    assert default.drafter.source.num_slots == 1
+    assert loaded.drafter("16-calibrated").source.num_slots == 8
 
 
 def test_text_is_greedy_decodings(toy: Loaded) -> None:
@@ -175,6 +191,10 @@ def test_names_of_the_catalogue_and_unknown_ones_mean_what_they_mean_on_the_comm
         load("smollm2-135m")
     shutil.copytree(whole, model_folder("smollm2-135m"))
     assert load("smollm2-135m").lm == model_folder("smollm2-135m") / "lm.fst"
+    shutil.copyfile(calibration_path(bundled.LM), model_folder("smollm2-135m") / "lm.fst.calibration.json")
+    first, again = (load("smollm2-135m", weights="int8").costs for _ in range(2))
+    assert first is not again
+    assert first == again  # measured once a day
     with pytest.raises(ValueError, match="expected the directory of a model"):
         load("./no-such-folder")
 

@@ -4,6 +4,7 @@ a second."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from latticebpd import DraftTree, SausageLattice, load
-from latticebpd.decoding.pass_costs import profile
+from latticebpd.decoding.pass_costs import DAY, kept_costs, profile
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
@@ -158,51 +159,61 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
 
 
 def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
-    """Of any order of promises: as good as those kept beside an account that adds up, and no more is lost than it
+    """Of any order of promises: as good as those kept next to a budget that adds up, and no more is lost than it
     allows."""
     rng = np.random.default_rng(0)
     for _ in range(200):
-        budget, seconds, lost, looks, losses = (
-            DraftingBudget(),
-            float(rng.uniform(0.1, 9)),
-            0.0,
-            0,
-            rng.uniform(0.01, 0.3),
-        )
-        promises = np.where(rng.random(400) < rng.random(), -losses, rng.uniform(0, 1, 400)) * seconds
+        budget, lost, drafts, losses = DraftingBudget(), 0.0, 0, float(rng.uniform(0.01, 0.3))
+        promises = np.where(rng.random(2000) < rng.random(), -losses, rng.uniform(0, 1, 2000))
         for call, promised in enumerate(promises.tolist(), 1):
-            if budget.allows(seconds):
-                budget.credit(promised)
-                lost, looks = lost - promised, looks + 1
-            assert lost <= (DraftingBudget.CALLS + DraftingBudget.SHARE * call + losses) * seconds * 1.0001
-        assert looks > 0.9 * 400 * min(1, DraftingBudget.SHARE / losses)
+            if budget.allows():
+                budget.left += promised
+                lost, drafts = lost - promised, drafts + 1
+            assert lost <= (DraftingBudget.CALLS + DraftingBudget.SHARE * call + losses) * 1.0001
+        assert drafts > 0.9 * 2000 * min(1, DraftingBudget.SHARE / losses)
 
 
 def test_savings_of_a_few_calls_are_kept_at_most() -> None:
     """Or a good beginning would pay for many unprofitable drafts later."""
     budget = DraftingBudget()
     for _ in range(50):
-        assert budget.allows(1.0)
-        budget.credit(2.0)
-    assert budget.allows(1.0)
-    budget.credit(-DraftingBudget.CALLS - 0.5)  # half a call more than can be saved up
-    assert not any(budget.allows(1.0) for _ in range(49))
+        assert budget.allows()
+        budget.left += 2.0
+    assert budget.allows()
+    budget.left -= DraftingBudget.CALLS + 0.5  # half a call more than can be saved up
+    assert not any(budget.allows() for _ in range(49))
 
 
 def test_a_few_unlikely_drafts_do_not_end_drafting_that_pays() -> None:
     """Five drafts in a row that lose what a draft costs, and then one that saves as much."""
     budget = DraftingBudget()
     for call in range(600):
-        assert budget.allows(1.0)
-        budget.credit(1.5 if call % 6 == 5 else -0.25)
+        assert budget.allows()
+        budget.left += 1.5 if call % 6 == 5 else -0.25
 
 
 def test_a_budget_that_is_just_spent_allows_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftingBudget, "SHARE", 0.25)
     budget = DraftingBudget()
-    assert budget.allows(1.0)  # a few calls at first, which is the most
-    budget.credit(-DraftingBudget.CALLS - 0.25)
-    assert [budget.allows(1.0) for _ in range(2)] == [False, True]
+    assert budget.allows()  # a few calls at first, which is the most
+    budget.left -= DraftingBudget.CALLS + 0.25
+    assert [budget.allows() for _ in range(2)] == [False, True]
+
+
+def test_costs_are_kept_for_a_day(tmp_path: Path) -> None:
+    measured: list[CostCurve] = []
+
+    def measure() -> CostCurve:
+        measured.append(replace(CURVE, accepted=float(len(measured))))
+        return measured[-1]
+
+    file = tmp_path / "costs.json"
+    assert [kept_costs(file, measure) for _ in range(3)] == [measured[0]] * 3
+    os.utime(file, (0, time.time() - DAY - 60))
+    assert kept_costs(file, measure) == kept_costs(file, measure) == measured[1] != measured[0]
+    file.write_text("damaged")
+    assert kept_costs(file, measure) == kept_costs(file, measure) == measured[2]
+    assert kept_costs(tmp_path / "no folder" / "costs.json", measure) == measured[3]
 
 
 def test_trees_are_cut_and_texts_stay() -> None:
