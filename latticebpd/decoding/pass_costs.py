@@ -76,7 +76,7 @@ def profile(
             for turn in range(rounds + 1):
                 for width in widths:
                     tokens = np.array(rng.sample(range(stock.vocab_size), width - 1), np.int32)
-                    tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2)
+                    tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2, np.zeros(width - 1))
                     started = time.perf_counter()
                     verified = verifier.verify([1] * batch, [tree] * batch)
                     walk(EXACT, [tree] * batch, verified)

@@ -16,7 +16,8 @@ class BestTokens:
 
     best: rows and columns -> their tokens.  trees: one for each row, none after a prompt; column ``n + 1`` is node
     ``n``.  together: columns that take hardly longer than one. As many are computed at once; what is not asked for goes
-    to the likeliest descendants, which acceptance may ask for next.
+    to the likeliest descendants, which acceptance may ask for next. Where that is more than one, all descendants of a
+    probability above a 16th are computed too: a further column takes no larger share of a call's time.
     """
 
     def __init__(
@@ -29,18 +30,17 @@ class BestTokens:
         asked = list(zip(rows, columns, strict=True))
         missing = [pair for pair in asked if pair not in self.known]
         if missing:
-            for pair in missing[:] if self.trees else ():
-                if (room := self.together - len(missing)) <= 0:
-                    break
-                missing += self._likeliest_descendants(*pair)[:room]
+            for pair in missing[:] if self.trees and self.together > 1 else ():
+                missing += self._likeliest_descendants(*pair, max(self.together - len(missing), 0))
             self.known.update(zip(missing, self.best(*zip(*missing, strict=True)), strict=True))
         return [self.known[pair] for pair in asked]
 
-    def _likeliest_descendants(self, row: int, column: int) -> list[Pair]:
-        """Likeliest first, or in the tree's order if it has no probabilities."""
+    def _likeliest_descendants(self, row: int, column: int, room: int) -> list[Pair]:
+        """At least ``room``, likeliest first, or in the tree's order if it has no probabilities."""
         tree, node = self.trees[row], column - 1
-        nodes = np.arange(len(tree)) if node == ROOT else np.flatnonzero(tree.ancestors[:, node])
-        nodes = nodes[nodes != node]
+        nodes = np.arange(len(tree)) if node == ROOT else np.setdiff1d(np.flatnonzero(tree.ancestors[:, node]), node)
         if tree.log_probs is not None:
-            nodes = nodes[np.argsort(-tree.log_probs[nodes], kind="stable")]
-        return [(row, each + 1) for each in nodes.tolist()]
+            log_probs = tree.log_probs[nodes] - (0 if node == ROOT else tree.log_probs[node])
+            nodes = nodes[np.argsort(-log_probs, kind="stable")]
+            room = max(room, int(np.count_nonzero(log_probs > np.log(1 / 16))))
+        return [(row, each + 1) for each in nodes[:room].tolist()]
