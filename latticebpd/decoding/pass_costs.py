@@ -44,8 +44,8 @@ def profile(
     ValueError for an encoder-decoder, or a size below 1.
 
     Sizes take turns, so that a drift of the machine's speed affects all alike; the shortest time counts, since other
-    programs only lengthen them, and costs are compared with each other. Exact acceptance walks down the trees,
-    which are random: on a CPU it computes the output of the accepted nodes only.
+    programs only lengthen them, and costs are compared with each other. Exact acceptance walks down the trees, which
+    are random and claim to be certain: on a CPU it computes the output of the nodes that a likely tree has computed.
 
     What a further accepted node costs is measured where the target's next tokens are computed one after another.
 
