@@ -96,9 +96,11 @@ def test_many_rows_keep_only_what_is_nearly_certain() -> None:
     assert [len(each) for each in sixteen.propose(states(16))] == [1] + [0] * 15
 
 
-def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone() -> None:
+@pytest.mark.parametrize("unit", [1.0, 0.001])
+def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone(unit: float) -> None:
     inner = Scripted([tree(0.95, 0.9)] + [tree(0.1)] * 7)
-    drafter = PayingDrafter(inner, replace(CURVE, drafting=(0.1,)))
+    seconds = tuple(tuple(unit * each for each in row) for row in CURVE.seconds)
+    drafter = PayingDrafter(inner, replace(CURVE, seconds=seconds, drafting=(0.1 * unit,)))
     for _ in range(100):
         drafter.propose(states(8))
     before = inner.asked

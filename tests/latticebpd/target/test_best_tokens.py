@@ -10,8 +10,8 @@ import pytest
 from latticebpd import DraftTree
 from latticebpd.target.best_tokens import BestTokens
 
-PARENTS = [-1, -1, 0, 2, 3, 4]  # a chain 0, 2, 3, 4, 5 and one other node
-PROBABILITIES = [0.8, 0.1, 0.6, 0.5, 0.05, 0.04]
+PARENTS = [-1, -1, 0, 2, 3, 4, 5]  # a chain 0, 2, 3, 4, 5, 6 and one other node
+PROBABILITIES = [0.8, 0.1, 0.6, 0.5, 0.05, 0.04, 0.035]
 
 
 class Computed:
@@ -43,11 +43,11 @@ def test_likely_descendants_are_computed_with_their_ancestor(together: int, expe
 
 
 def test_below_an_unlikely_node_probabilities_count_from_it() -> None:
-    """Node 4 of probability 0.05 was not computed with the root; once it is accepted, node 5 is likely."""
+    """Node 4 of probability 0.05 was not computed with the root; once it is accepted, nodes 5 and 6 are likely."""
     best = Computed()
     tokens = BestTokens(best, [tree()], 2)
-    assert [tokens([0], [column]) for column in (0, 1, 3, 4, 5, 6)] == [[0], [1], [3], [4], [5], [6]]
-    assert best.calls[1:] == [[(0, 5), (0, 6)]]
+    assert [tokens([0], [column]) for column in (0, 1, 3, 4, 5, 6, 7)] == [[0], [1], [3], [4], [5], [6], [7]]
+    assert best.calls[1:] == [[(0, 5), (0, 6), (0, 7)]]
 
 
 def test_without_probabilities_the_first_nodes_fill_the_room() -> None:
