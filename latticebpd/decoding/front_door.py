@@ -183,10 +183,10 @@ class Loaded:
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
 
-        def named(curve: CostCurve | None, costs: Costs | None = None) -> Drafter:
-            shape = lattice_shape(k, slots, name, self.lm, curve)
+        def named(shaped_by: CostCurve | None, cut_by: Costs | None = None) -> Drafter:
+            shape = lattice_shape(k, slots, name, self.lm, shaped_by)
             source = None if self.source is None else self.source.with_shape(*shape)
-            return drafter_named(name, source, self.lm, alpha, costs=costs)
+            return drafter_named(name, source, self.lm, alpha, costs=cut_by)
 
         if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
             # Measured once there is a draft to cut, after the first token.

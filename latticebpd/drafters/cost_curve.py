@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -77,9 +78,9 @@ class CostCurve:
     def _known(self) -> dict[int, np.ndarray]:
         return {}
 
-    def of_call(self, nodes: int, tokens: float) -> float:
-        """Seconds of a call that drafts a tree of ``nodes`` for one text and commits so many tokens."""
-        return float(self.up_to(1, nodes)[-1]) + self.drafting_of(1) + self.accepted * (tokens - 1)
+    def of_calls(self, rows: int, nodes: Any, tokens: Any) -> Any:
+        """Seconds of calls that draft so many nodes, as of `up_to`, and commit so many tokens; numbers or arrays."""
+        return self.up_to(rows, int(np.max(nodes)))[nodes] + self.drafting_of(rows) + self.accepted * (tokens - rows)
 
     def drafting_of(self, rows: int) -> float:
         """Seconds of making the drafts of ``rows`` texts; 0 where it was not measured."""

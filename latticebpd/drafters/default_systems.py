@@ -52,8 +52,8 @@ def lattice_shape(
     nodes, most = SystemName.parse(system.removeprefix(f"{COPIES}+")).size, calibration.slots
     if costs is not None and calibration.trees:
         # Trees that are cut call by call are mostly near the size that promises the most tokens a second.
-        sizes = {each.tokens / costs.of_call(each.nodes, each.tokens): each for each in calibration.trees}
-        nodes, most = min(nodes, sizes[max(sizes)].nodes), sizes[max(sizes)].slots
+        best = max(calibration.trees, key=lambda each: each.tokens / costs.of_calls(1, each.nodes, each.tokens))
+        nodes, most = min(nodes, best.nodes), best.slots
     if slots is None and most is not None:  # a tree is no deeper than its number of nodes
         slots = min(most, nodes)
     return min(calibration.k, max(ARCS, nodes)) if k is None else k, slots

@@ -91,11 +91,10 @@ def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tu
     rows, gains = len(known), np.concatenate(known)
     ranks = _ranks(gains) if costs.packed else np.concatenate(list(map(_ranks, known)))
     expected = rows + np.concatenate([[0.0], np.cumsum(np.bincount(ranks, gains))])
-    passes = costs.up_to(rows, len(expected) - 1)
-    seconds = passes + costs.drafting_of(rows) + costs.accepted * (expected - rows)
+    seconds = costs.of_calls(rows, np.arange(len(expected)), expected)
     most = int(np.argmax(expected / seconds))
     ends = np.cumsum([len(each) for each in known])
-    return np.split(ranks < most, ends[:-1]), float(expected[most] / rows * passes[0] - seconds[most])
+    return np.split(ranks < most, ends[:-1]), float(expected[most] / rows * costs.up_to(rows, 0)[0] - seconds[most])
 
 
 def _ranks(gains: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
         np.testing.assert_array_equal(packed.up_to(4, most), CURVE.of(1, 4 + nodes))
     drafting = replace(CURVE, drafting=(1.0, 4.0))
     assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
-    assert replace(drafting, accepted=0.25).of_call(2, 3.0) == pytest.approx(1.1 + 1 + 2 * 0.25)
+    assert replace(drafting, accepted=0.25).of_calls(1, 2, 3.0) == pytest.approx(1.1 + 1 + 2 * 0.25)
 
 
 def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
