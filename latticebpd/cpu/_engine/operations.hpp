@@ -44,16 +44,18 @@ struct Rotation {
 enum class Activation { kSilu, kGelu };  // gelu: by tanh
 
 // Keys and values of one layer and row of a batch, and the queries that attend to them.
-// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size]; text: tokens that all columns may see, but
+// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size], both float16 if half, else float32; text: tokens that all columns may see, but
 // for those before first[column]; ancestors[begin[column] .. begin[column + 1] - 1]: the columns, ascending, that a
 // column sees, itself the last of them; their keys follow the text's.
 struct Attention {
-    const float *queries, *keys, *values;
+    const float* queries;
+    const std::uint8_t *keys, *values;
     float* output;  // [columns, heads, size]
     std::size_t query_step;  // numbers from a column's queries to the next one's
     std::size_t heads, groups, size, capacity, text, columns;
     const std::uint32_t *first, *begin, *ancestors;
     float scale, softcap;
+    bool half;
 };
 
 struct Operations {

@@ -47,8 +47,8 @@ struct Settings {
 
 class Transformer;
 
-// Keys and values of one text. A pass appends its columns after the text, further ones after those; then some are kept,
-// or none.
+// Keys and values of one text, in float16 if the model's weights are quantized: attention is about as fast as they are
+// read. A pass appends its columns after the text, further ones after those; then some are kept, or none.
 class Cache {
   public:
     explicit Cache(const Transformer& model);
@@ -61,10 +61,11 @@ class Cache {
     void reserve(std::size_t positions) {
         if (positions <= capacity_) return;
         const std::size_t wider = (positions + positions / 2 + 15) / 16 * 16;
-        for (Numbers* each : {&keys_, &values_}) {
-            Numbers next(layers_ * groups_ * wider * size_);
+        const std::size_t own = capacity_ * size_ * bytes(), other = wider * size_ * bytes();
+        for (std::vector<std::uint8_t>* each : {&keys_, &values_}) {
+            std::vector<std::uint8_t> next(layers_ * groups_ * other);
             for (std::size_t i = 0; i < layers_ * groups_; ++i)
-                std::copy_n(each->data() + i * capacity_ * size_, capacity_ * size_, next.data() + i * wider * size_);
+                std::copy_n(each->data() + i * own, own, next.data() + i * other);
             each->swap(next);
         }
         capacity_ = wider;
@@ -88,28 +89,44 @@ class Cache {
     }
 
     std::size_t capacity() const { return capacity_; }
-    float* keys(std::size_t layer) { return keys_.data() + layer * groups_ * capacity_ * size_; }
-    float* values(std::size_t layer) { return values_.data() + layer * groups_ * capacity_ * size_; }
+    bool half() const { return half_; }
+    const std::uint8_t* keys(std::size_t layer) const { return keys_.data() + at(layer, 0, 0); }
+    const std::uint8_t* values(std::size_t layer) const { return values_.data() + at(layer, 0, 0); }
 
     // Write a column's key and value of one group.
     void write(std::size_t layer, std::size_t group, std::size_t position, const float* key, const float* value) {
-        float* to = keys(layer) + (group * capacity_ + position / 16 * 16) * size_ + position % 16;
-        for (std::size_t d = 0; d < size_; ++d) to[d * 16] = key[d];
-        std::copy_n(value, size_, values(layer) + (group * capacity_ + position) * size_);
+        for (std::size_t d = 0; d < size_; ++d) {
+            put(keys_.data() + at(layer, group, key_number(position, d)), key[d]);
+            put(values_.data() + at(layer, group, position * size_ + d), value[d]);
+        }
     }
 
   private:
+    std::size_t bytes() const { return half_ ? 2 : 4; }
+    std::size_t key_number(std::size_t position, std::size_t d) const {
+        return (position / 16 * size_ + d) * 16 + position % 16;
+    }
+    // The byte of a number of a group.
+    std::size_t at(std::size_t layer, std::size_t group, std::size_t number) const {
+        return ((layer * groups_ + group) * capacity_ * size_ + number) * bytes();
+    }
+    void put(std::uint8_t* to, float number) const {
+        const std::uint16_t rounded = half_ ? to_half(number) : std::uint16_t{0};
+        std::memcpy(to, half_ ? static_cast<const void*>(&rounded) : &number, bytes());
+    }
     void move(std::size_t from, std::size_t to) {
         for (std::size_t i = 0; i < layers_ * groups_; ++i) {
-            float *keys = keys_.data() + i * capacity_ * size_, *values = values_.data() + i * capacity_ * size_;
             for (std::size_t d = 0; d < size_; ++d)
-                keys[(to / 16 * size_ + d) * 16 + to % 16] = keys[(from / 16 * size_ + d) * 16 + from % 16];
-            std::copy_n(values + from * size_, size_, values + to * size_);
+                std::copy_n(keys_.data() + at(0, i, key_number(from, d)), bytes(),
+                            keys_.data() + at(0, i, key_number(to, d)));
+            std::copy_n(values_.data() + at(0, i, from * size_), size_ * bytes(),
+                        values_.data() + at(0, i, to * size_));
         }
     }
 
     std::size_t layers_, groups_, size_, capacity_ = 0;
-    Numbers keys_, values_;
+    bool half_;
+    std::vector<std::uint8_t> keys_, values_;
 };
 
 // A text's columns in a pass, the first of them number `first` after the text. parents: of each column the one before
@@ -137,6 +154,7 @@ class Transformer {
     std::size_t vocabulary() const { return projection_->outputs; }
     std::size_t num_layers() const { return layers_.size(); }
     std::size_t together() const { return operations_.together; }
+    bool quantized() const { return is_quantized(layers_.front().query->type); }
     const Settings& settings() const { return settings_; }
 
     // One pass. to: [columns, hidden] final, normalised states.  selected: layers whose states are wanted, too, from 0;
@@ -406,7 +424,7 @@ class Transformer {
                                   to + begins[text] * settings_.heads * settings_.head_size, step, settings_.heads,
                                   settings_.groups, settings_.head_size, own.cache->capacity(), own.cache->length,
                                   own.first + own.count, view.first.data(), view.begin.data(), view.ancestors.data(),
-                                  settings_.scale, settings_.attention_softcap});
+                                  settings_.scale, settings_.attention_softcap, own.cache->half()});
             for (std::size_t begin = 0; begin < own.count; begin += kColumns)
                 for (std::size_t group = 0; group < settings_.groups; ++group) parts.push_back({text, group, begin});
         }
@@ -428,11 +446,13 @@ class Transformer {
 };
 
 inline Cache::Cache(const Transformer& model)
-    : layers_(model.num_layers()), groups_(model.settings().groups), size_(model.settings().head_size) {}
+    : layers_(model.num_layers()), groups_(model.settings().groups), size_(model.settings().head_size),
+      half_(model.quantized()) {}
 
 inline bool Cache::fits(const Transformer& model) const {
     const Settings& own = model.settings();
-    return layers_ == model.num_layers() && groups_ == own.groups && size_ == own.head_size;
+    return layers_ == model.num_layers() && groups_ == own.groups && size_ == own.head_size &&
+           half_ == model.quantized();
 }
 
 }  // namespace engine
