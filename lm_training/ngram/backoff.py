@@ -36,7 +36,7 @@ def estimate_backoff(
     store: ArrayStore | None = None,
     threads: int = 1,
 ) -> NgramTable:
-    """Estimate a backoff model, which sums to 1 after every context if the smoothing is ``normalised``.
+    """Estimate a backoff model, which sums to 1 after every context.
 
     N-grams below the minimum count are dropped, with all longer ones that contain them; their occurrences stay in the
     denominators.  A context depends only on its own counts, the counts of counts and the next lower order.  So groups

@@ -26,7 +26,7 @@ from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import DEFAULT_MEMORY, MIN_COUNTS, OrderCounts, TokenStream, count_ngrams, minimum_of
 from lm_training.ngram.inputs import Encoder, Inputs, load_corpus, write_corpus
-from lm_training.ngram.pruning import prune, require_probabilities
+from lm_training.ngram.pruning import prune
 from lm_training.ngram.smoothing import SMOOTHINGS, Smoothing
 from lm_training.ngram.work_folder import WorkFolder, file_facts, work_folder
 
@@ -73,8 +73,6 @@ class Recipe:
         minimum_of(self.min_counts, 1)  # raises for invalid counts
         if self.prune_theta is not None and not self.prune_theta >= 0:
             raise ValueError(f"expected a threshold of at least 0 for pruning, got {self.prune_theta}")
-        if self.pruned:
-            require_probabilities(self.method)
 
     @property
     def method(self) -> Smoothing:

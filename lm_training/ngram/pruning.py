@@ -28,14 +28,7 @@ from fst.files import release
 from fst.table import BOS, EOS, NgramTable
 from latticebpd.checks import expect
 from lm_training.ngram.backoff import normalised_table
-from lm_training.ngram.smoothing.base import Smoothing
 from lm_training.ngram.trie import NgramTrie, context_groups
-
-
-def require_probabilities(smoothing: Smoothing) -> None:
-    """Raise ValueError for a smoothing method of scores, which have no entropy."""
-    wanted = "a model of probabilities to prune by entropy"
-    expect(smoothing.normalised, wanted, "the scores of stupid backoff", "raise the minimum counts")
 
 
 def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None = None) -> NgramTable:

@@ -4,7 +4,6 @@ from lm_training.ngram.smoothing.absolute import AbsoluteDiscounting
 from lm_training.ngram.smoothing.base import Smoothing
 from lm_training.ngram.smoothing.katz import Katz
 from lm_training.ngram.smoothing.katz_opengrm import OpenGrmKatz
-from lm_training.ngram.smoothing.stupid_backoff import StupidBackoff
 from lm_training.ngram.smoothing.witten_bell import WittenBell
 
 SMOOTHINGS: dict[str, Smoothing] = {
@@ -12,8 +11,7 @@ SMOOTHINGS: dict[str, Smoothing] = {
     "katz-opengrm": OpenGrmKatz(),
     "witten-bell": WittenBell(),
     "absolute": AbsoluteDiscounting(),
-    "stupid-backoff": StupidBackoff(),
 }
 """The smoothing methods by their names on the command line."""
 
-__all__ = ["SMOOTHINGS", "AbsoluteDiscounting", "Katz", "OpenGrmKatz", "Smoothing", "StupidBackoff", "WittenBell"]
+__all__ = ["SMOOTHINGS", "AbsoluteDiscounting", "Katz", "OpenGrmKatz", "Smoothing", "WittenBell"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,9 +46,6 @@ Estimator = Callable[[ContextCounts], np.ndarray]
 
 class Smoothing(ABC):
     """How the mass after a context is divided between the words seen after it and all others."""
-
-    normalised: ClassVar[bool] = True
-    """Whether the probabilities after every context sum to 1."""
 
     @abstractmethod
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:

@@ -48,7 +48,7 @@ def test_unknown_words_have_mass_only_where_that_is_asked_for(run: Run, text: Pa
         assert (model.log_prob(999) == -1000) != bool(options)
 
 
-@pytest.mark.parametrize("smoothing", ["katz", "katz-opengrm", "witten-bell", "absolute", "stupid-backoff"])
+@pytest.mark.parametrize("smoothing", ["katz", "katz-opengrm", "witten-bell", "absolute"])
 def test_every_smoothing_method_has_a_name(run: Run, text: Path, tmp_path: Path, smoothing: str) -> None:
     status, _, err = run("lm", "train", text, "--words", "--smoothing", smoothing, "-o", tmp_path / "lm.arpa.gz")
     assert status == 0, err
@@ -150,7 +150,6 @@ def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path
         (("--engine", "quantum"), "expected an engine among auto, sort, spark"),
         (("--memory", "lots"), "expected --memory as a number of bytes such as 500M"),
         (("--memory", "1K"), "1 MiB of memory"),
-        (("--smoothing", "stupid-backoff", "--max-ngrams", "100"), "raise the minimum counts"),
         (("--tokenizer", "/nowhere/tokenizer.json"), "no such file"),
         (("--words", "--tokenizer", "x"), "expected either --words or --tokenizer, got both"),
         (("--unseen", "maybe"), "expected smoothed or floor for token ids that never occur"),

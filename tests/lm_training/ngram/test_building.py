@@ -123,7 +123,7 @@ CORPORA = {
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-@pytest.mark.parametrize("smoothing", [name for name, method in SMOOTHINGS.items() if method.normalised])
+@pytest.mark.parametrize("smoothing", [*SMOOTHINGS])
 def test_odd_corpora_give_proper_models(tmp_path: Path, corpus: str, smoothing: str) -> None:
     (tmp_path / "a.txt").write_bytes(CORPORA[corpus])
     for unk in (False, True):

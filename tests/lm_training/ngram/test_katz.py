@@ -15,19 +15,16 @@ from fst.table import BOS, EOS
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import TokenStream, count_ngrams
-from lm_training.ngram.pruning import require_probabilities
-from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, StupidBackoff, WittenBell
+from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, WittenBell
 from lm_training.ngram.smoothing.absolute import absolute_discount
 from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts
-from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
+from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, zipf_text
 from tests.helpers.sentence_models import estimate, estimate_sentences
 
 backoff_weights = Smoothing.backoff_weights
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
-smoothings = st.sampled_from(
-    [*(smoothing for smoothing in SMOOTHINGS.values() if smoothing.normalised), Katz(cutoff=0), Katz(cutoff=2)]
-)
+smoothings = st.sampled_from([*SMOOTHINGS.values(), Katz(cutoff=0), Katz(cutoff=2)])
 
 
 @settings(deadline=None, max_examples=150)
@@ -160,8 +157,7 @@ def test_context_that_leaves_little_mass_keeps_its_probabilities():
 def test_degenerate_corpora_give_proper_models(tokens):
     assert_proper(estimate(np.array(tokens), 4, vocab_size=9))
     for smoothing in SMOOTHINGS.values():
-        if smoothing.normalised:
-            assert_proper(estimate(np.array(tokens), 4, smoothing, (1,)))
+        assert_proper(estimate(np.array(tokens), 4, smoothing, (1,)))
 
 
 def test_empty_corpus_is_refused():
@@ -264,7 +260,7 @@ def test_unseen_word_gets_no_more_than_a_seen_one():
     np.testing.assert_allclose([*probs, each], [1 / 3, 1 / 3, 1 / 3])
 
 
-def test_witten_bell_absolute_and_stupid_backoff_on_paper():
+def test_witten_bell_and_absolute_discounting_on_paper():
     # After 1 come 2 (three times) and 3 (once); the end of the endless text counts for nothing.
     tokens = np.array([1, 2, 1, 2, 1, 2, 1, 3])
     probs = {
@@ -278,9 +274,6 @@ def test_witten_bell_absolute_and_stupid_backoff_on_paper():
     assert probs["witten-bell"][1, 3] == pytest.approx(1 / (4 + 2))
     # Bigrams 12 three times, 21 three times, 13 once: n_1 = 1, n_2 = 0, D = 1/2.
     assert probs["absolute"][1, 2] == pytest.approx(2.5 / 4)
-    assert probs["stupid-backoff"][1, 2] == pytest.approx(3 / 4)
-    scores = estimate(tokens, 2, SMOOTHINGS["stupid-backoff"], (1,), end_of_text=None)
-    assert log_prob(scores, (2,), 3) == pytest.approx(math.log(0.4) + math.log(1 / 8))
 
 
 def test_absolute_discount_leaves_one_out():
@@ -289,21 +282,10 @@ def test_absolute_discount_leaves_one_out():
     np.testing.assert_allclose(AbsoluteDiscounting().fit(2, np.array([0, 6, 1]))(context_of([1, 3], 5)), [0.05, 0.45])
 
 
-def test_weight_of_stupid_backoff_does_not_depend_on_the_scores():
-    weights, scores = StupidBackoff().backoff_weights(np.array([0.5, 0.25]), np.array([0.3, 0.2]), np.array([0]))
-    assert weights.tolist() == [0.4]
-    assert scores.tolist() == [0.5, 0.25]
-
-
 def test_words_dropped_for_rarity_still_count_as_kinds_for_witten_bell():
     tokens = np.array([1, 2] * 3 + [1, 3, 1, 4])
     table = estimate(tokens, 2, WittenBell(), (1, 2), end_of_text=None)
     assert math.exp(as_dict(table)[(1, 2)][0]) == pytest.approx(3 / (5 + 3))
-
-
-def test_scores_that_are_no_probabilities_are_not_pruned():
-    with pytest.raises(ValueError, match="raise the minimum counts"):
-        require_probabilities(StupidBackoff())
 
 
 @pytest.mark.parametrize("method", [Katz, OpenGrmKatz])
