@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -56,7 +58,7 @@ def serve(
         raise ValueError(f"{wanted}: pip install 'latticebpd[serve]'") from error
     quiet_transformers()
     from latticebpd.decoding.front_door import load
-    from latticebpd.decoding.pass_costs import profile
+    from latticebpd.decoding.pass_costs import profile_drafts
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.system_names import tells_probabilities
     from latticebpd.target.weight_kinds import TORCH
@@ -68,12 +70,11 @@ def serve(
     )  # fmt: skip
     on_engine = loaded.weights != TORCH
     system = system or loaded.default_system(alpha, by_cost=on_engine)
-    drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k)
-    if on_engine and tells_probabilities(system):
-        if curve is None:
-            err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
-            curve = profile(loaded.model, SIZES, rounds=2, drafter=drafter)
-        drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k, costs=curve)
+    drafter_of: Any = partial(model_options.named_drafter, loaded, system, lm, alpha, k=k)
+    if (cuts := on_engine and tells_probabilities(system)) and curve is None:
+        err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
+        curve = profile_drafts(loaded.model, SIZES, lambda costs: drafter_of(costs=costs))
+    drafter = drafter_of(costs=curve if cuts else None)
     limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
     service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
     with listen(host, port) as listening:

@@ -14,7 +14,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.decoding.acceptance import Exact
 from latticebpd.decoding.decode_rows import taking_arrays
 from latticebpd.decoding.loop import Generated, generate
-from latticebpd.decoding.pass_costs import kept_costs, profile
+from latticebpd.decoding.pass_costs import kept_costs, profile_drafts
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
 from latticebpd.drafters.cost_curve import CostCurve
@@ -143,9 +143,7 @@ class Loaded:
 
     def _measured_costs(self) -> CostCurve:
         target, name = self.target or self.model, self.default_system()
-        costs = profile(target, COLUMNS, context=CONTEXT, rounds=3)
-        drafter = self.drafter(name, slots=lattice_shape(None, None, name, self.lm, costs)[1])
-        return replace(costs, drafting=profile(target, (1,), context=8, rounds=3, drafter=drafter).drafting)
+        return profile_drafts(target, COLUMNS, lambda costs: self.drafter(name, costs=costs), CONTEXT)
 
     @property
     def _costs_count(self) -> bool:

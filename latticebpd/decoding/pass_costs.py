@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -104,6 +105,22 @@ def profile(
     words = {name: str(value) for name, value in about.items()}
     packed = isinstance(verifier, EngineVerifier)
     return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts, packed, min(accepted, default=0.0))
+
+
+def profile_drafts(
+    model: Model | EngineTarget,
+    columns: Sequence[int],
+    drafter_of: Callable[[CostCurve], Any],
+    context: int = 200,
+    rounds: int = 3,
+) -> CostCurve:
+    """Costs of passes as of `profile`, and of drafting with as many slots as pay off by them.
+
+    drafter_of: the `PayingDrafter` by given costs.
+    """
+    costs = profile(model, columns, context=context, rounds=rounds)
+    drafts = profile(model, (1,), context=8, rounds=rounds, drafter=drafter_of(costs).drafter)
+    return replace(costs, drafting=drafts.drafting)
 
 
 def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:

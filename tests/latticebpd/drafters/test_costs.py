@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from latticebpd import DraftTree, SausageLattice, load
-from latticebpd.decoding.pass_costs import DAY, kept_costs, profile
+from latticebpd.decoding.pass_costs import DAY, kept_costs, profile, profile_drafts
 from latticebpd.drafters.cost_curve import CostCurve
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import NoDrafter, State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.paying_drafts import DraftingBudget, PayingDrafter, paying_nodes
 from latticebpd.drafters.strategies import BestTree
@@ -290,6 +290,25 @@ def test_further_accepted_nodes_are_measured_where_they_are_computed_one_after_a
     assert two.accepted >= 0.01  # both rows' at once
     assert profile(engine, (1,), context=6, rounds=1).accepted == 0
     assert profile(tiny("llama", 0), (1, 4), context=6, rounds=1).accepted == 0
+
+
+def test_drafting_is_measured_with_the_drafter_that_pays_off() -> None:
+    asked, proposed = [], []
+
+    class Slow(NoDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            time.sleep(0.02)
+            proposed.append(len(states))
+            return super().propose(states)
+
+    def drafter_of(costs: CostCurve) -> PayingDrafter:
+        asked.append(costs)
+        return PayingDrafter(Slow(), costs)
+
+    found = profile_drafts(tiny("llama", 0), (1, 4), drafter_of, context=6, rounds=1)
+    assert replace(found, drafting=()) == asked[0]
+    assert found.drafting[0] >= 0.02
+    assert set(proposed) == {1}
 
 
 def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
