@@ -209,10 +209,11 @@ def draw_band(
 
 @torch.no_grad()
 def fewer_heads(heads: Any, num_heads: int) -> Any:
-    """The first of feed-forward heads, which are independent of each other, as new ones; head 1 is the base model's."""
-    kept = type(heads)(heads.hidden_size, num_heads, heads.intermediate_size)
-    kept.up.copy_(heads.up[: num_heads - 1])
-    kept.down.copy_(heads.down[: num_heads - 1])
+    """The first of feed-forward or conditioned heads, without transitions, as new ones; head 1 is the base model's."""
+    kept = type(heads)(**heads.settings() | {"num_heads": num_heads})
+    kept.shortlist = heads.shortlist
+    for weights, others in ((kept.up, heads.up), (kept.down, heads.down)):
+        weights.copy_(others[: num_heads - 1])
     return kept
 
 

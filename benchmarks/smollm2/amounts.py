@@ -63,15 +63,10 @@ def parts(work: Path, data: Path) -> list[Path]:
 
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
-    home, trained = (work / "amounts" / f"{slug(name)}{end}" for end in ("", "-heads"))
+    trained = work / "amounts" / f"{slug(name)}-heads"
     amount, _, kind = name.partition(" ")
     more = f"--kind {kind or 'feed-forward'} --steps {AMOUNTS[amount][1]} --batch-size 10"
-    train_heads(texts, work / "held-out.npz", more, trained)
-    home.mkdir(exist_ok=True)
-    for file in Path(resolved(MODEL)).iterdir():
-        if not file.name.startswith("lm.") and not (link := home / file.name).exists():
-            link.symlink_to(trained / file.name if file.name.startswith("heads.") else file)
-    return home
+    return drafters.linked(work / "amounts" / slug(name), train_heads(texts, work / "held-out.npz", more, trained))
 
 
 def ngram_model(texts: Sequence[Path]) -> Path:

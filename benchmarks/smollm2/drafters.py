@@ -22,10 +22,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +83,13 @@ LEARNED = {
 }
 """Equally long: five minutes of a core."""
 TAUGHT = "--batch-size 16 --anchors 16 --accumulate 4"
-LADDER = ("heads", *(f"block, {steps} updates" for steps in STEPS))
+HEADS, TIED, FIRST = "heads, 16 arcs", "transitions", "b5c7ca2"
+LATER, OWN = "heads, 7.0M tokens", ", own 4-gram"
+RELEASES = {**dict.fromkeys(("heads", HEADS, TIED), FIRST), LATER: "0969ad8"}
+"""Commits whose package had such heads. The 4-gram of the first rescores all, that of the later also its heads."""
+BLOCKS = tuple(f"block, {steps} updates" for steps in STEPS)
+LADDER = ("heads", LATER, LATER + OWN, *BLOCKS)
 """Drafters by strength, 64 arcs a slot."""
-HEADS, TIED = "heads, 16 arcs", "transitions"
 LATTICES = (HEADS, TIED, "block", *LEARNED)
 """The heads' and the last block drafter's lattices and learned ones, 16 arcs a slot."""
 OVER = {TIED: HEADS} | dict.fromkeys(LEARNED, "block")
@@ -123,7 +130,7 @@ def train(work: Path, source: Path) -> None:
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)
     training = ("train block-drafter", data, "--validation", held, f"--model {MODEL}", TRAINING)
-    for name, steps in zip(LADDER[1:], STEPS, strict=True):
+    for name, steps in zip(BLOCKS, STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
             latticebpd(*training, BLOCK, f"--steps {steps} -o", home / "block")
@@ -134,14 +141,36 @@ def train(work: Path, source: Path) -> None:
 
 
 def drafter(work: Path, name: str) -> Path:
-    return work / "blocks" / slug(LADDER[-1] if name == "block" else name)
+    return work / "blocks" / slug(BLOCKS[-1] if name == "block" else name)
+
+
+def linked(home: Path, files: Path) -> Path:
+    """A folder with the model and the package's files for it, or those of another folder in their stead."""
+    home.mkdir(parents=True, exist_ok=True)
+    for file in (*files.glob("heads.*"), *files.glob("lm.*"), *Path(resolved(MODEL)).iterdir()):
+        if not (link := home / file.name).exists():
+            link.symlink_to(file)
+    return home
+
+
+def release(work: Path, commit: str) -> Path:
+    """A folder of the model with the heads and the n-gram model that a commit's package has for it."""
+    files, assets = work / "releases" / commit, f"latticebpd/assets/{MODEL}"
+    if not files.exists():
+        packed = subprocess.check_output(("git", "archive", commit, assets), cwd=HERE.parents[1])
+        with tarfile.open(fileobj=BytesIO(packed)) as file:
+            file.extractall(files, filter="data")
+    return linked(work / "releases" / f"{commit}-model", files / assets)
 
 
 def lattices(work: Path, name: str) -> tuple[Path, Path]:
     """A drafter's lattices of held-out answers and of the answers to the questions."""
-    heads = {"heads": ("--no-bigram",), HEADS: ("--no-bigram",), TIED: ()}
-    own = heads.get(name, ("--drafter-model", drafter(work, name)))
-    return lattices_of(work, name, f"--model {MODEL} -k {16 if name in LATTICES else 64}", *own)
+    arcs, name = f"-k {16 if name in LATTICES else 64}", name.removesuffix(OWN)
+    if name in RELEASES:
+        own = ("--model", release(work, RELEASES[name]), "--bigram" if name == TIED else "--no-bigram")
+    else:
+        own = (f"--model {MODEL} --drafter-model", drafter(work, name))
+    return lattices_of(work, name, *own, arcs)
 
 
 def lattices_of(work: Path, name: str, *model: object) -> tuple[Path, Path]:
@@ -168,10 +197,11 @@ class PathNodes:
 
 def strategies(fit: Path, lm: fst.NgramModel, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
     """Every system of a drafter at its own weights; sizes: nodes of trees."""
+    first = trees.VARIANTS["less both"]  # the features of these pages' first rows
     features = {
         "drafter calibrated": trees.VARIANTS["heads alone"],
-        "calibrated, no text": trees.VARIANTS["+ its orders"],
-        "calibrated": trees.VARIANTS[trees.ALL],
+        "calibrated, no text": tuple(each for each in first if each in trees.VARIANTS["+ its orders"]),
+        "calibrated": first,
     }
     fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
@@ -217,8 +247,9 @@ def branches(replays: Path) -> Path:
     return replays.with_suffix(".branches.csv")
 
 
-def replay(work: Path, name: str, lm: fst.NgramModel, output: Path) -> None:
-    fit, asked = lattices(work, name)
+def replay(work: Path, name: str, output: Path) -> None:
+    commit = RELEASES[name.removesuffix(OWN)] if name.endswith(OWN) else FIRST
+    (fit, asked), lm = lattices(work, name), fst.NgramModel.load(release(work, commit) / "lm.fst")
     made, texts = strategies(fit, lm), list(trees.answers(asked))
     rows = [
         dict(zip(BRANCHES, (name, number, place, *row), strict=True))
@@ -271,7 +302,8 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in LATTICES:
         own = None if name in (HEADS, TIED) else drafter(work, name)
-        loaded = load(MODEL, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
+        home = release(work, RELEASES.get(name, FIRST))
+        loaded = load(home, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:
             systems[name, system] = (loaded, partial(loaded.drafter, system))
@@ -383,7 +415,7 @@ def figure(counts: Counts) -> Figure:
     """What each step gains on 16-node trees, against how good the drafter is."""
     drawn = Figure(figsize=(8.4, 3.4), layout="constrained")
     axes, strength = drawn.subplots(), {name: float(trees.efficiency(counts[name, "walk"])[0]) for name in LADDER}
-    names = sorted(LADDER, key=strength.__getitem__)
+    names = sorted((name for name in LADDER if not name.endswith(OWN)), key=strength.__getitem__)
     at = [strength[name] for name in names]
     for number, pair in enumerate(GAINS[3:]):
         gains = 100 * np.array([trees.gained(*pair_of(counts, name, 16, pair)) for name in names])
@@ -424,7 +456,7 @@ def main() -> None:
         parser.error("expected --data and --work, and -o with --clock; or --table")
     train(given.work, given.data)
     stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
-    path = Path(resolved(MODEL)) / "lm.fst"
+    path = release(given.work, FIRST) / "lm.fst"
     if given.clock:
         searched = given.output.with_name("drafters.search.csv")
         write_csv(given.output, clock(given.work, path), digits=1)
@@ -432,12 +464,11 @@ def main() -> None:
         table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
         table("", ("drafter", *(f"µs, {kind}" for kind in SEARCH_KINDS)), search_lines(read_csv(searched)))
         return
-    lm = fst.NgramModel.load(path)
     if given.store:
         save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
     names = given.drafters or (*LADDER, *LATTICES)
     files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
-    parts = [stage(file, partial(replay, given.work, name, lm, file)) for name, file in files.items()]
+    parts = [stage(file, partial(replay, given.work, name, file)) for name, file in files.items()]
     if given.output is not None:
         for file, own in ((given.output, parts), (branches(given.output), map(branches, parts))):
             write_csv(file, [row for part in own for row in read_csv(part)])

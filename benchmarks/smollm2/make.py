@@ -70,20 +70,22 @@ def save_answers(path: Path, ids: np.ndarray, texts: Texts, prompts_hash: str) -
         (np.savez if packed else np.savez_compressed)(file, **short, prompts=np.array(prompts_hash))
 
 
-def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tuple[np.ndarray, Texts]:
-    """The prompts' numbers, and prompts and answers joined again."""
+def stored_answers(path: Path) -> tuple[np.ndarray, list[np.ndarray], str]:
+    """The prompts' numbers, the answers without their prompts, and the prompts' hash."""
     content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     with np.load(BytesIO(content), allow_pickle=False) as file:
-        if str(file["prompts"]) != prompts_hash:
-            wanted = f"expected the answers to the prompts of this data ({prompts_hash})"
-            raise ValueError(f"{path}: {wanted}, got {file['prompts']}")
-        ids, lengths, tokens = file["ids"].astype(np.int64), file["lengths"].astype(np.int64), file["tokens"]
-    answers = np.split(tokens, np.cumsum(lengths)[:-1])
-    rows = [
-        np.concatenate([np.array(prompts[number], np.uint16), answer])
-        for number, answer in zip(ids.tolist(), answers, strict=True)
-    ]
-    return ids, Texts.of_rows(rows, [len(prompts[number]) for number in ids.tolist()], np.uint16)
+        ends = np.cumsum(file["lengths"].astype(np.int64))[:-1]
+        return file["ids"].astype(np.int64), np.split(file["tokens"], ends), str(file["prompts"])
+
+
+def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tuple[np.ndarray, Texts]:
+    """The prompts' numbers, and prompts and answers joined again."""
+    ids, answers, stored_hash = stored_answers(path)
+    if stored_hash != prompts_hash:
+        wanted = f"expected the answers to the prompts of this data ({prompts_hash})"
+        raise ValueError(f"{path}: {wanted}, got {stored_hash}")
+    begun = [np.array(prompts[number], np.uint16) for number in ids.tolist()]
+    return ids, Texts.of_rows([*map(np.concatenate, zip(begun, answers, strict=True))], [*map(len, begun)], np.uint16)
 
 
 def chat_template() -> ChatTemplate:

@@ -12,6 +12,7 @@ table and figure is made from these alone (`kim_tables.py`).
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ import torch
 import fst
 from benchmarks.common import latticebpd, options, read_json, read_lines, stage, stored, write_csv, write_json
 from benchmarks.decodes import RESULTS
-from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
+from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus, stored_answers
+from benchmarks.smollm2.more_text import STORED
 from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
@@ -100,7 +102,7 @@ def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
     made, asked, each = work / "lattices", prompts(work, data), TUNING + TEST
     if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
         sizes = f"-k {WIDEST} --context {CONTEXT} --max-prompt-tokens {CONTEXT} --max-new-tokens {NEW_TOKENS}"
-        shards = f"--model {MODEL} --weights torch {sizes} --shard-size {each} --batch-size {each} -o"
+        shards = f"--model {MODEL} --weights torch --no-bigram {sizes} --shard-size {each} --batch-size {each} -o"
         latticebpd("lattices", "--prompts", asked, shards, made)
     return made
 
@@ -165,10 +167,9 @@ def own_corpus(work: Path) -> Path:
     """The model's answers that its heads learnt from; nothing of their prompts."""
 
     def make() -> None:
-        with np.load(OWN_TEXT, allow_pickle=False) as file:
-            ids, answers = file["ids"], np.split(file["tokens"], np.cumsum(file["lengths"].astype(np.int64))[:-1])
-        learnt = [answer for number, answer in zip(ids, answers, strict=True) if number % HELD_OUT]
-        rows = [np.append(answer[answer != END], END) for answer in learnt]
+        numbers, first, _ = stored_answers(OWN_TEXT)
+        learnt = [answer for number, answer in zip(numbers.tolist(), first, strict=True) if number % HELD_OUT]
+        rows = [np.append(answer[answer != END], END) for answer in (*learnt, *stored_answers(STORED)[1])]
         np.save(work / "own.npy", np.concatenate(rows).astype(np.uint16))
 
     return stage(work / "own.npy", make)
@@ -203,7 +204,7 @@ def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     for order in (2, 3, 4):
         found[f"g{order}"] = ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
         found[f"d{order}"] = ngram_model(work, domain_corpus(work, data, task), order, min_counts=few)
-    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few)}
+    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few, max_ngrams=GENERAL_NGRAMS)}
 
 
 def neural_rescorer(work: Path, data: Path, task: Task, name: str) -> Path:
@@ -487,17 +488,23 @@ def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path, neura
         gather((counted(name, f"-rescorer-{which}", count_rescorer, which, found) for which, name in pairs), results)
 
 
-def main() -> None:
-    parser = options(__doc__, whole=True)
+def folders(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of a program that measures in a folder, or without one makes the tables of existing counts."""
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
+    given = parser.parse_args()
+    if (given.data is None) != (given.work is None):
+        parser.error("expected --data and --work, or neither for the tables of existing counts")
+    return given
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--neural", action="store_true", help="train and measure neural rescorers")
     parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
-    given = parser.parse_args()
-    if (given.data is None) != (given.work is None):
-        parser.error("expected --data and --work, or neither for the tables of existing counts")
+    given = folders(parser)
     every = given.work is None or len(given.tasks) == len(TASKS)
     results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:

@@ -4,8 +4,9 @@
     python -m benchmarks.study.kim_recipe --data DIR --work WORK     # the same from scratch; resumes
 
 SmolLM2-135M-Instruct learns each task together with 3, 6 and 9 heads, by the joint loss; the heads begin as the
-package's.  Every model writes greedily after the prompts of its task, those of `kim.py`; a 4-gram of general text, and
-one of the task's, rescore its drafts at weights tuned on other texts of the task.
+package's.  *Own* heads learn a task by themselves, from what the frozen model writes after prompts of its training
+part.  Every model writes greedily after the prompts of its task, those of `kim.py`; a 4-gram of general text, and one
+of the task's, rescore its drafts at weights tuned on other texts of the task.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from matplotlib.figure import Figure
 import fst
 from benchmarks.common import grouped, latticebpd, options, read_csv, read_lines, run, stage, stored, table, write_csv
 from benchmarks.decodes import RESULTS, fewer_heads
-from benchmarks.smollm2.make import END, MODEL
+from benchmarks.smollm2.make import END, LATER, MODEL
 from benchmarks.study import kim, kim_tables, kim_tasks
 from benchmarks.study.kim_tasks import Task
 from latticebpd import BlockwiseLM, LatticeSet
@@ -34,8 +35,9 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
+from lm_training.data.distill import load_distilled
 
-HEADS = (3, 6, 9)
+HEADS, OWN, OWN_NAMES = (3, 6, 9), "own", ("squad", "dialogsum", "code")
 NAMES = ("lambada", "squad", "policyqa", "dialogsum", "code", "news")
 LEARNT = {
     "squad": partial(kim_tasks.questions, kim_tasks.SQUAD_TRAIN, lambda title: True, 99),
@@ -50,8 +52,18 @@ JOINT = "--warm-start --fine-tune --objective joint --precision bfloat16 --learn
 UPDATES = "--steps 40 --batch-size 8 --warmup-steps 4 --validation-every 40 --checkpoint-every 10 --serving-prompts 0"
 WEIGHT = "0.1"
 """Of each head's loss. With 1, the paper's, 40 updates leave DialogSum's summaries as runs of the speakers' names."""
+PROMPTS, HELD_OUT, OTHER_PARTS = 1200, 64, range(max(kim_tasks.HELD) + 1, 25)
+"""Of own heads: prompts of a task, at most, and those of them that are held out; parts of documents with no others."""
+WRITING = f"--model {MODEL} --max-new-tokens {kim.NEW_TOKENS} --weights file --shard-prompts 256 --batch-size 32 -o"
+STATES = "--layers 26 --shard-texts 64 --batch-tokens 2048"
+LEARNING = (
+    f"--warm-start --head-weights 1,{LATER} --learning-rate 3e-4 --steps 120 --batch-size 40 --labels model "
+    "--label-temperature 0.5 --weight-decay 0.3 --precision bfloat16 --warmup-steps 10 --validation-every 30 "
+    "--checkpoint-every 30 --serving-prompts 0"
+)
 SYSTEMS = ("1-best", "16-best", "16-tree")
 COLUMNS = (*(f"{system}:{lm}" for lm in ("g4", "d4") for system in SYSTEMS), "16-best:0-gram", "16-tree:0-gram")
+OWN_SYSTEMS = ("vanilla", "1-best:g4", "16-best:g4", "16-tree:0-gram", "16-tree:g4", "oracle")
 GAINS = (
     ("1-best:g4", "vanilla"), ("1-best:d4", "vanilla"), ("16-best:g4", "vanilla"), ("16-best:d4", "vanilla"),
     ("16-tree:0-gram", "vanilla"), ("16-tree:g4", "16-tree:0-gram"), ("16-tree:d4", "16-tree:0-gram"),
@@ -60,6 +72,15 @@ GAINS = (
 
 
 # ---------------------------------------------------------------- texts and models
+def save_prompts(work: Path, data: Path, task: Task, folder: Path) -> None:
+    """Those of `kim.py`'s tuning and test texts of a task."""
+    asked, each = Texts.load(kim.prompts(work, data)).prompts(), kim.TUNING + kim.TEST
+    first = list(kim_tasks.TASKS).index(task.name) * each
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("tuning", range(kim.TUNING)), ("test", range(kim.TUNING, each))):
+        asked.chosen(range(first + part.start, first + part.stop)).save(folder / f"{name}.npz")
+
+
 def examples(work: Path, data: Path, task: Task) -> Path:
     """A folder of a task's texts: ``train`` and ``held-out`` to learn from, ``tuning`` and ``test`` as prompts."""
     made = work / "texts" / task.name
@@ -74,12 +95,11 @@ def examples(work: Path, data: Path, task: Task) -> Path:
             documents = ([*chat.ids(text[:PASSAGE]), END] for text in task.domain(data))
             tokens = islice(chain.from_iterable(documents), TOKENS)
             every = Texts.of_corpus(np.fromiter(tokens, int), WINDOW)
-        learnt, each = len(every) * 24 // 25, kim.TUNING + kim.TEST
-        asked, first = Texts.load(kim.prompts(work, data)).prompts(), list(kim_tasks.TASKS).index(task.name) * each
-        held_out, tuning = every.chosen(range(learnt, len(every))), asked.chosen(range(first, first + kim.TUNING))
-        made.mkdir(parents=True, exist_ok=True)
-        (held_out.prompts().chosen(range(ASKED)) if task.name in LEARNT else tuning).save(made / "tuning.npz")
-        asked.chosen(range(first + kim.TUNING, first + each)).save(made / "test.npz")
+        learnt = len(every) * 24 // 25
+        held_out = every.chosen(range(learnt, len(every)))
+        save_prompts(work, data, task, made)
+        if task.name in LEARNT:
+            held_out.prompts().chosen(range(ASKED)).save(made / "tuning.npz")
         held_out.save(made / "held-out.npz")
         every.chosen(range(learnt)).save(made / "train.npz")
 
@@ -94,7 +114,6 @@ def first_heads(work: Path, heads: int) -> Path:
     def make() -> None:
         whole = load_blockwise(MODEL)
         kept = fewer_heads(whole.heads, heads)
-        kept.shortlist = whole.heads.shortlist
         BlockwiseLM(whole.base, kept, whole.tokenizer_fingerprint).save_pretrained(made)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copyfile(Path(resolved(MODEL)) / name, made / name)
@@ -112,6 +131,43 @@ def fine_tuned(work: Path, data: Path, heads: int, task: Task) -> Path:
     return made
 
 
+def own_text(work: Path, data: Path, task: Task) -> Path:
+    """A folder of what the frozen model writes after prompts that share no eight words in a row with a measured one."""
+    made = work / "own" / task.name
+    asked, written = made / "asked.npz", made / "written"
+
+    def ask() -> None:
+        path, sources = kim_tasks.DOCUMENTS.get(task.name, ("", ("",)))
+        items = LEARNT.get(task.name, partial(kim_tasks.documents, path, OTHER_PARTS, sources))
+        measured = (item.prompt for part in (task.tuning, task.test) for item in part(data))
+        known, chat = set[str]().union(*map(kim_tasks.shingles, measured)), ChatTemplate(kim.tokenizer(), None)
+        rows, _ = kim_tasks.chosen(task, items(data), PROMPTS, known, chat)
+        Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows]).prompts().save(asked)
+
+    def write() -> None:
+        latticebpd("distill", stage(asked, ask), WRITING, written)
+        every = load_distilled(written)
+        every.chosen(range(HELD_OUT)).save(made / "held-out.npz")
+        every.chosen(range(HELD_OUT, len(every))).save(made / "train.npz")
+        save_prompts(work, data, task, made)
+
+    stage(made / "train.npz", write)
+    return made
+
+
+def own_heads(work: Path, data: Path, task: Task) -> Path:
+    """The frozen model and the package's heads after these have learnt a task."""
+    texts, model = own_text(work, data, task), first_heads(work, HEADS[-1])
+    learnt, held_out, made = texts / "train.npz", texts / "held-out.npz", texts / "heads"
+
+    def make() -> None:
+        latticebpd("train hidden", learnt, held_out, "--model", model, STATES)
+        latticebpd("train heads", learnt, "--validation", held_out, "--model", model, LEARNING, "-o", made)
+
+    stage(made / "heads.json", make)
+    return made
+
+
 def ngram_models(work: Path, data: Path, task: Task) -> dict[str, fst.NgramModel]:
     """4-grams of general text, and of the task's."""
     general = kim.ngram_model(work, kim.general_corpus(work, data), 4, max_ngrams=kim.GENERAL_NGRAMS)
@@ -120,9 +176,12 @@ def ngram_models(work: Path, data: Path, task: Task) -> dict[str, fst.NgramModel
 
 
 # ---------------------------------------------------------------- counts
-def counts_of(work: Path, data: Path, heads: int, task: Task) -> dict[str, list[dict[str, Any]]]:
+def counts_of(work: Path, data: Path, heads: int | str, task: Task) -> dict[str, list[dict[str, Any]]]:
     """Of every test text the calls of all systems and the mean entropies of heads; of the model its perplexity."""
-    model, texts = fine_tuned(work, data, heads, task), examples(work, data, task)
+    if isinstance(heads, int):
+        model, texts = fine_tuned(work, data, heads, task), examples(work, data, task)
+    else:
+        model, texts = own_heads(work, data, task), own_text(work, data, task)
     lattices = {part: model / f"{part}.npz" for part in ("tuning", "test")}
     sizes = f"-k {kim.K} --context {kim.CONTEXT} --max-prompt-tokens {kim.CONTEXT} --max-new-tokens {kim.NEW_TOKENS} -o"
     for path in lattices.values():
@@ -141,7 +200,7 @@ def counts_of(work: Path, data: Path, heads: int, task: Task) -> dict[str, list[
 class RecipeCounts(kim_tables.Counts):
     """The counts of the models with so many heads."""
 
-    heads: int = HEADS[-1]
+    heads: int | str = HEADS[-1]
 
     def rows(self, name: str) -> list[dict[str, str]]:
         path = self.folder / ("kim-recipe-models.csv" if name == "models" else "kim-recipe.csv")
@@ -155,15 +214,32 @@ def counted(folder: Path) -> dict[int, RecipeCounts]:
 
 
 def efficiency_lines(every: Mapping[int, RecipeCounts]) -> list[list[str]]:
-    """By task: held-out perplexities and block efficiency by number of heads, that of frozen heads, oracles'."""
+    """By task: held-out perplexities, block efficiencies by number of heads and of those they began as, oracles'."""
     largest, lines = every[max(every)], []
-    frozen = kim_tables.Counts(largest.folder, NAMES)
+    frozen = kim_tables.Counts(largest.folder, NAMES).earlier
     asked = [*((each, "vanilla") for each in (*every.values(), frozen)), (largest, "oracle"), (frozen, "oracle")]
     models = grouped((row for counts in every.values() for row in counts.rows("models")), "task")
     for task in largest.tasks:
         line = [kim_tables.TITLES[task], " / ".join(f"{float(row['perplexity']):.1f}" for row in models[task])]
         lines.append(line + [kim_tables.valued(counts.efficiency(task, system)) for counts, system in asked])
     return lines
+
+
+def own_counts(folder: Path) -> tuple[kim_tables.Counts, RecipeCounts]:
+    """With the package's heads, of the same tasks, and with own heads."""
+    return kim_tables.Counts(folder, OWN_NAMES), RecipeCounts(folder, OWN_NAMES, OWN)
+
+
+def own_lines(folder: Path) -> list[list[str]]:
+    """By task and over all: block efficiencies with the package's heads, with own heads, and what these gain."""
+    general, own = own_counts(folder)
+
+    def cell(task: str, system: str) -> str:
+        (tokens, calls), others = ([each.column(name, task) for name in ("tokens", system)] for each in (own, general))
+        gain = kim_tables.gained(kim_tables.percent(kim_tables.pooled(tokens, calls, others)))
+        return f"{others[0].sum() / others[1].sum():.2f}, {tokens.sum() / calls.sum():.2f}: {gain}"
+
+    return [[kim_tables.TITLES[task], *(cell(task, each) for each in OWN_SYSTEMS)] for task in (*own.tasks, "all")]
 
 
 def gain_table(counts: kim_tables.Counts) -> str:
@@ -196,21 +272,19 @@ def show(folder: Path) -> None:
     tables = (gain_table(counts), kim_tables.table_entropy(counts), kim_tables.table_correlations(counts))
     print("", "gains with 9 heads, %, entropies, nats, and correlations", *tables, sep="\n\n")
     figure(counts).savefig(folder / "kim-recipe.png", dpi=150)
+    table("The package's heads, own heads", ("task", *OWN_SYSTEMS), own_lines(folder))
+    print("", "gains with either, %", *map(gain_table, own_counts(folder)), sep="\n\n")
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
-    parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of counts and figure")
-    given = parser.parse_args()
-    if (given.data is None) != (given.work is None):
-        parser.error("expected --data and --work, or neither for the tables of existing counts")
+    given = kim.folders(parser)
     if given.work is not None:
         parts = []
-        for heads, task in product(HEADS, map(kim_tasks.TASKS.__getitem__, NAMES)):
-            path = given.work / "counts" / f"{heads}-{task.name}.json"
-            parts.append(stored(path, partial(counts_of, given.work, given.data, heads, task)))
+        for heads, name in (*product(HEADS, NAMES), *product([OWN], OWN_NAMES)):
+            count = partial(counts_of, given.work, given.data, heads, kim_tasks.TASKS[name])
+            parts.append(stored(given.work / "counts" / f"{heads}-{name}.json", count))
         for name, kind in (("kim-recipe", "texts"), ("kim-recipe-models", "models")):
             write_csv(given.results / f"{name}.csv", [row for part in parts for row in part[kind]], digits=6)
     show(given.results)

@@ -27,7 +27,7 @@ from latticebpd.report.theme import FAINT, INK, MARKERS, SERIES, STYLE
 TITLES = {name: task.title for name, task in TASKS.items()} | {"all": "all"}
 KINDS = {"continue": "LM", "answer": "QA", "summarise": "summary"}
 K = 16
-PAGES = ("kim.md", "kim_models.md")
+PAGES = ("kim.md", "kim_failures.md", "kim_models.md")
 Row = dict[str, str]
 
 
@@ -59,10 +59,16 @@ class Counts:
         return columns([row for row in rows if task in ("all", row["task"])], name)[0]
 
     @cached_property
+    def earlier(self) -> Counts:
+        """Those with the package's earlier heads, if they are kept: neural rescorers and joint models had these."""
+        folder = self.folder / "earlier"
+        return Counts(folder, self.asked) if folder.exists() else self
+
+    @cached_property
     def rescorers(self) -> dict[str, list[Row]]:
         """Calls of best paths by n-gram models and by neural rescorers."""
-        ngrams = (("4-gram", "g4"), ("own 4-gram", "own4"))
-        every = {name: [{**row, "1-best": row[f"1-best:{lm}"]} for row in self.calls] for name, lm in ngrams}
+        ngrams, calls = (("4-gram", "g4"), ("own 4-gram", "own4")), self.earlier.calls
+        every = {name: [{**row, "1-best": row[f"1-best:{lm}"]} for row in calls] for name, lm in ngrams}
         return every | grouped(self.rows("rescorers"), "rescorer")
 
     def efficiency(self, task: str, system: str, rows: Sequence[Row] | None = None) -> Interval:
@@ -250,7 +256,7 @@ COSTED = {
     "16-best, 4-gram": "16-best:g4", "16-node tree, 4-gram": "16-tree:g4",
     "16 nodes, calibrated": "16-calibrated:own4-all",
 }  # fmt: skip
-"""Systems of table 11 and figure 2."""
+"""Systems of table 11."""
 
 
 def costs(counts: Counts, system: str) -> tuple[float, float, float]:
@@ -387,27 +393,6 @@ def band(axes: Any, at: Sequence[int], values: Iterable[Interval], label: str, n
 
 
 @rc_context(STYLE)
-def figure_2(counts: Counts) -> Figure:
-    """Every system's tokens per call and its costs a token, relative to vanilla drafts."""
-    figure = Figure(figsize=(8.4, 2.8), layout="constrained")
-    axes, vanilla = figure.subplots(), np.array(costs(counts, "vanilla"))
-    systems = {title: system for title, system in COSTED.items() if system in counts.calls[0] and title != "vanilla"}
-    for number, title in enumerate(systems):
-        relative = np.array(costs(counts, systems[title])) / vanilla
-        at, style = np.arange(3) + 0.16 * number, {"color": SERIES[number].light, "label": title}
-        bars = axes.bar(at, relative - 1, 0.15, bottom=1, **style)
-        axes.bar_label(bars, [f"{each:.2f}" for each in relative], fontsize=6.5)
-    axes.axhline(1, color=FAINT.light, linewidth=0.8)
-    names = ("tokens per call", "weights read per token", "tokens computed per token")
-    axes.set(yscale="log", ylabel="vanilla drafts = 1 (log scale)", ylim=(0.38, 9))
-    axes.set_xticks(np.arange(3) + 0.08 * (len(systems) - 1), names)
-    axes.set_yticks((0.5, 1, 2, 4, 8), ("0.5", "1", "2", "4", "8"))
-    axes.minorticks_off()
-    axes.legend(fontsize=7)
-    return figure
-
-
-@rc_context(STYLE)
 def figure_3(counts: Counts) -> Figure:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -468,7 +453,7 @@ def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[s
 KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10, table_11)
 FURTHER = (table_entropy, table_coverage, table_correlations, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
-FIGURES = by_name("", (figure_2, figure_3, figure_6, figure_7))
+FIGURES = by_name("", (figure_3, figure_6, figure_7))
 
 
 def refreshed(page: str, counts: Counts) -> str:

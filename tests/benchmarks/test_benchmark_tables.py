@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import bench_analysis, bench_lm_training, bench_precision, bench_rescoring
+from benchmarks import bench_lm_training, bench_precision, bench_rescoring
 from benchmarks.common import read_csv, usage
 from latticebpd.drafters.bundled import LM
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -36,13 +36,6 @@ def test_precisions_are_counted_prompt_by_prompt() -> None:
         ["float32", "tree", "0 of 1", "128", "-"],
         ["bfloat16", "tree", "1 of 2", "1,128", "0.0312"],
     ]
-
-
-def test_lattices_in_more_files_are_counted_alike() -> None:
-    rows = bench_analysis.measured([(256, 1), (256, 2)])
-    assert [(row["lattices"], row["files"]) for row in rows] == [(256, 1)] * 2 + [(256, 2)] * 2
-    lines = bench_analysis.lines_of([{name: str(value) for name, value in row.items()} for row in rows])
-    assert [line[:3] for line in lines] == [[name, "256", str(n)] for name in bench_analysis.COMMANDS for n in (1, 2)]
 
 
 def test_estimation_is_run_as_often_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from benchmarks import (
-    bench_analysis,
     bench_jacobi,
     bench_lm_training,
     bench_precision,
@@ -373,6 +372,12 @@ def recipe(table: Callable[[kim_tables.Counts], str]) -> Cells:
     return [*rows]
 
 
+def own_gains(number: int) -> Cells:
+    """With the package's heads (0) or own ones."""
+    _, *rows = next(markdown_tables(kim_recipe.gain_table(kim_recipe.own_counts(STUDY)[number])))
+    return [*rows]
+
+
 Table = Callable[[], Cells] | str
 """What makes it again; or the test that does, or why nothing does."""
 WORDS = "no measurement"
@@ -392,7 +397,6 @@ def searches(number: int) -> Table:
 PAGES: dict[str, list[Table]] = {
     "README.md": [readme, readme_speeds],
     "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
-    "benchmarks/analysis.md": [rows_of("analysis.csv", bench_analysis.lines_of)],
     "benchmarks/bundled/make.md": [demo],
     "benchmarks/engine/engine.md": [
         WORDS,
@@ -438,7 +442,8 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/smollm2/run.md": [answers, tasks, answers_without_avx512, lookups],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [WORDS],
-    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 11,
+    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 6,
+    "benchmarks/study/kim_failures.md": ["test_study_kim.py"] * 5,
     "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 3,
     "benchmarks/study/kim_recipe.md": [
         WORDS,
@@ -446,6 +451,9 @@ PAGES: dict[str, list[Table]] = {
         lambda: recipe(kim_tables.table_entropy),
         lambda: recipe(kim_tables.table_correlations),
         lambda: recipe(kim_recipe.gain_table),
+        lambda: [*kim_recipe.own_lines(STUDY)],
+        lambda: own_gains(0),
+        lambda: own_gains(1),
     ],
     "benchmarks/study/stern.md": [
         stern_table,

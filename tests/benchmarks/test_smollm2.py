@@ -24,7 +24,6 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.ngram import NgramScorer
 from lm_training.cli import train
-from tests.helpers.drafters import LM
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,11 +230,25 @@ def test_a_replay_writes_calls_and_what_is_right_after_right_nodes(
 ) -> None:
     system, path = "64 calibrated, no text", tmp_path / "heads.csv"
     monkeypatch.setattr(drafters, "lattices", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr(drafters, "release", lambda *_: bundled.LM.parent)
     monkeypatch.setattr(drafters, "strategies", lambda *_: {system: BestTree(NgramScorer(None), 8)})
     monkeypatch.setattr(trees, "answers", lambda _: [short_answer()])
-    drafters.replay(tmp_path, "heads", LM, path)
+    drafters.replay(tmp_path, "heads", path)
     assert [(row["drafter"], row["system"]) for row in read_csv(path)] == [("heads", system), ("heads", "oracle")]
     assert [row["right"] for row in read_csv(drafters.branches(path))] == ["1.0", "1.0"]
+
+
+def test_other_heads_stand_in_the_package_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, heads = tmp_path / "package", tmp_path / "heads"
+    for folder, names in ((package, ("heads.json", "lm.fst", "model.gguf")), (heads, ("heads.json", "training.json"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    monkeypatch.setattr(drafters, "resolved", lambda _: package)
+    for _ in range(2):
+        home = drafters.linked(tmp_path / "home", heads)
+        found = {path.name: path.read_text() for path in home.iterdir()}
+        assert found == {"heads.json": "heads", "lm.fst": "package", "model.gguf": "package"}
 
 
 def test_ten_questions_of_each_category_are_asked_in_the_files_order(

@@ -95,6 +95,46 @@ def test_a_task_of_questions_learns_answers_after_the_chat_template(
     assert Texts.load(made / "tuning.npz")[1].tolist() == held_out[1].tolist()  # no test text is tuned on
 
 
+def test_own_heads_learn_what_the_model_writes_after_prompts_that_are_not_measured(
+    recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = "Who wrote the many letters to the old town?"
+    texts = [f"Who wrote letter {number} to the town?" for number in range(6)]
+    learnt = [recipe.kim_tasks.Item(text, (), "") for text in (*texts[:3], f"Well: {measured}", *texts[3:])]
+    monkeypatch.setitem(recipe.LEARNT, "squad", lambda data: iter(learnt))
+    monkeypatch.setattr(recipe, "HELD_OUT", 2)
+    monkeypatch.setattr(recipe, "PROMPTS", 5)
+    called = []
+    monkeypatch.setattr(recipe, "latticebpd", lambda *arguments: called.append(arguments))
+
+    def written(folder: Path) -> Texts:
+        asked = Texts.load(folder.parent / "asked.npz")
+        return Texts.of_rows([[*text, 7, 7] for text, _ in asked.items()], asked.lengths)
+
+    monkeypatch.setattr(recipe, "load_distilled", written)
+    test = [recipe.kim_tasks.Item(measured, (), "")]
+    of = recipe.Task("squad", "squad", "answer", lambda data: iter(()), lambda data: iter(test), None)
+    made, decode = recipe.own_text(tmp_path, tmp_path, of), recipe.kim.tokenizer().decode
+    every = [*Texts.load(made / "held-out.npz").items(), *Texts.load(made / "train.npz").items()]
+    assert [decode(text[:prompt]) for text, prompt in every] == [f"<user>{text}\n<assistant>" for text in texts[:5]]
+    assert all(text[prompt:] == [7, 7] for text, prompt in every)
+    assert len(Texts.load(made / "held-out.npz")) == 2
+    assert len(Texts.load(made / "test.npz")) == 3  # of kim.py
+    assert [each[0] for each in called] == ["distill"]
+    recipe.own_text(tmp_path, tmp_path, of)
+    assert len(called) == 1  # what is written is not written again
+
+
+def test_gains_of_own_heads_are_paired_with_the_package_s(recipe: ModuleType, tmp_path: Path) -> None:
+    head = "task,text,tokens," + ",".join(recipe.OWN_SYSTEMS)
+    for name, first, calls in (("kim-calls", "", (10, 20)), ("kim-recipe", "own,", (8, 20))):
+        rows = [f"{first}code,{text},20" + f",{each}" * 6 for text, each in enumerate(calls)]
+        (tmp_path / f"{name}.csv").write_text("\n".join([f"{'heads,' * bool(first)}{head}", *rows]) + "\n")
+    lines = recipe.own_lines(tmp_path)
+    assert [line[0] for line in lines] == ["Python code", "all"]
+    assert {cell.partition(" (")[0] for line in lines for cell in line[1:]} == {"1.33, 1.43: +7.1"}
+
+
 def test_rows_are_those_of_the_models_with_so_many_heads(recipe: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "kim-recipe.csv").write_text(
         "heads,task,text,tokens,vanilla\n3,news,0,10,8\n3,news,1,10,10\n9,news,0,12,4\n9,squad,0,2,2\n"

@@ -14,6 +14,7 @@ import torch
 from benchmarks import decodes
 from benchmarks.common import interval, read_csv
 from latticebpd import BlockHeads
+from latticebpd.drafters.heads.head_networks import ConditionedHeads
 from tests.helpers.sentences import sentence_files
 
 ROOT = Path(__file__).parents[2]
@@ -42,13 +43,19 @@ def command(tmp_path: Path) -> list[str]:
     return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), *updates, *small, *few]
 
 
-def test_fewer_heads_are_the_first_of_more() -> None:
-    heads = BlockHeads(8, 5, 4)
+@pytest.mark.parametrize(
+    ("heads", "width"), [(BlockHeads(8, 5, 4), 8), (BlockHeads(8, 5, 4, [3]), 16), (ConditionedHeads(8, 5, 4, [3]), 24)]
+)
+def test_fewer_heads_are_the_first_of_more(heads: BlockHeads, width: int) -> None:
     torch.nn.init.normal_(heads.down)
-    hidden = torch.randn(3, 8)
+    heads.shortlist = torch.tensor([1, 4])
+    heads.add_transitions(6)
+    states = torch.randn(3, width)
     fewer = decodes.fewer_heads(heads, 3)
     assert fewer.num_heads == 3
-    torch.testing.assert_close(fewer(hidden), heads(hidden)[:, :2])
+    assert fewer.shortlist.tolist() == [1, 4]
+    assert fewer.transitions is None
+    torch.testing.assert_close(fewer(states), heads(states)[:, :2])
     fewer.up.data.zero_()  # what is learnt by the one does not change the other
     assert heads.up.abs().sum() > 0
 

@@ -44,9 +44,9 @@ struct Rotation {
 enum class Activation { kSilu, kGelu };  // gelu: by tanh
 
 // Keys and values of one layer and row of a batch, and the queries that attend to them.
-// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size], both float16 if half, else float32; text: tokens that all columns may see, but
-// for those before first[column]; ancestors[begin[column] .. begin[column + 1] - 1]: the columns, ascending, that a
-// column sees, itself the last of them; their keys follow the text's.
+// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size]; float16 if half, else float32. text: tokens
+// that all columns may see, but for those before first[column]; ancestors[begin[column] .. begin[column + 1] - 1]: the
+// columns, ascending, that a column sees, itself the last of them; their keys follow the text's.
 struct Attention {
     const float* queries;
     const std::uint8_t *keys, *values;
