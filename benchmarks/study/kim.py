@@ -231,14 +231,13 @@ def neural_rescorer(work: Path, data: Path, task: Task, name: str) -> Path:
 RESCORED = {
     "g2": ("1-best",),
     "g3": ("1-best",),
-    "g4": ("1-best", "16-best", "16-tree", "64-tree"),
+    "g4": ("1-best", "2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree"),
     "d2": ("1-best",),
     "d3": ("1-best",),
     "d4": ("1-best", "16-best", "16-tree"),
     "own4": ("1-best", "16-best", "16-tree", "64-tree"),
 }
-"""By language model, systems with a weight of their own; others take that of their kind nearest in size."""
-FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
+"""By language model, its systems, each with a weight of its own."""
 PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
@@ -251,7 +250,6 @@ LOOKED_AT = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4", "16-best:g4")
 """Systems whose wins, losses and repetitions are kept."""
 SYSTEMS = (
     *(f"{system}:{name}" for name, systems in RESCORED.items() for system in systems),
-    *FURTHER,
     *(f"{system}:0-gram" for system in PLAIN),
 )
 

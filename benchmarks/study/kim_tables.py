@@ -441,7 +441,8 @@ def figure_7(counts: Counts) -> Figure:
         for number, (lm, label) in enumerate((("g4", "4-gram"), ("0-gram", "0-gram"))):
             names = ["vanilla" if (p, lm) == (1, "0-gram") else f"{p}-best:{lm}" for p in ps]
             band(axes, ps, (counts.efficiency(task, name) for name in names), label, number)
-        axes.axhline(counts.efficiency(task, "oracle")[0], color=INK.light, linestyle=":", linewidth=1, label="oracle")
+        axes.axhline(oracle := counts.efficiency(task, "oracle")[0], color=INK.light, linestyle=":", label="oracle")
+        axes.set_ylim(1, 1.03 * oracle)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="lower right", ncols=3)
     return figure
 
