@@ -63,7 +63,7 @@ from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import calibrated_scorer
 from latticebpd.target.catalogue import resolved
 
-QUESTIONS, COUNT = "questions.jsonl", 130
+ROOT, QUESTIONS, COUNT = HERE.parents[1], "questions.jsonl", 130
 TEXTS, FITTED = 6000, 80
 """Training texts, the first of a random order; held-out answers that weights are fitted to."""
 STEPS = (60, 240, 600)
@@ -157,9 +157,11 @@ def release(work: Path, commit: str) -> Path:
     """A folder of the model with the heads and the n-gram model that a commit's package has for it."""
     files, assets = work / "releases" / commit, f"latticebpd/assets/{MODEL}"
     if not files.exists():
-        packed = subprocess.check_output(("git", "archive", commit, assets), cwd=HERE.parents[1])
+        packed = subprocess.check_output(("git", "archive", commit, assets), cwd=ROOT)
+        unpacked = temporary_beside(files)
         with tarfile.open(fileobj=BytesIO(packed)) as file:
-            file.extractall(files, filter="data")
+            file.extractall(unpacked, filter="data")
+        unpacked.rename(files)
     return linked(work / "releases" / f"{commit}-model", files / assets)
 
 
