@@ -247,8 +247,8 @@ def test_other_heads_stand_in_the_package_s_place(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(drafters, "resolved", lambda _: package)
     for _ in range(2):
         home = drafters.linked(tmp_path / "home", heads)
-        found = {path.name: path.read_text() for path in home.iterdir()}
-        assert found == {"heads.json": "heads", "lm.fst": "package", "model.gguf": "package"}
+        contents = {path.name: path.read_text() for path in home.iterdir()}
+        assert contents == {"heads.json": "heads", "lm.fst": "package", "model.gguf": "package"}
 
 
 def test_ten_questions_of_each_category_are_asked_in_the_files_order(

@@ -305,9 +305,9 @@ def test_drafting_is_measured_with_the_drafter_that_pays_off() -> None:
         asked.append(costs)
         return PayingDrafter(Slow(), costs)
 
-    found = profile_drafts(tiny("llama", 0), (1, 4), drafter_of, context=6, rounds=1)
-    assert replace(found, drafting=()) == asked[0]
-    assert found.drafting[0] >= 0.02
+    costs = profile_drafts(tiny("llama", 0), (1, 4), drafter_of, context=6, rounds=1)
+    assert replace(costs, drafting=()) == asked[0]
+    assert costs.drafting[0] >= 0.02
     assert set(proposed) == {1}
 
 
