@@ -301,10 +301,10 @@ def timed(drafting: Any) -> list[float]:
 def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     """Wall-clock milliseconds of answers, and of drafting within them; drafters and systems in turns."""
     common.set_up()
+    home = release(work, FIRST)
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in LATTICES:
         own = None if name in (HEADS, TIED) else drafter(work, name)
-        home = release(work, RELEASES.get(name, FIRST))
         loaded = load(home, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:

@@ -366,15 +366,9 @@ def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
     return [[None, *(spread(found[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
 
 
-def recipe(table: Callable[[kim_tables.Counts], str]) -> Cells:
-    """Of the models with nine heads."""
-    _, *rows = next(markdown_tables(table(kim_recipe.counted(STUDY)[9])))
-    return [*rows]
-
-
-def own_gains(number: int) -> Cells:
-    """With the package's heads (0) or own ones."""
-    _, *rows = next(markdown_tables(kim_recipe.gain_table(kim_recipe.own_counts(STUDY)[number])))
+def recipe(table: Callable[[kim_tables.Counts], str], counts: kim_tables.Counts | None = None) -> Cells:
+    """Of these counts, or of those of the models with nine heads."""
+    _, *rows = next(markdown_tables(table(counts or kim_recipe.counted(STUDY)[9])))
     return [*rows]
 
 
@@ -452,8 +446,8 @@ PAGES: dict[str, list[Table]] = {
         lambda: recipe(kim_tables.table_correlations),
         lambda: recipe(kim_recipe.gain_table),
         lambda: [*kim_recipe.own_lines(STUDY)],
-        lambda: own_gains(0),
-        lambda: own_gains(1),
+        lambda: recipe(kim_recipe.gain_table, kim_recipe.own_counts(STUDY)[0]),
+        lambda: recipe(kim_recipe.gain_table, kim_recipe.own_counts(STUDY)[1]),
     ],
     "benchmarks/study/stern.md": [
         stern_table,
