@@ -4,9 +4,9 @@
     python -m benchmarks.smollm2.amounts --data DIR --work WORK -o amounts.csv     # all of it; resumes
     python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
 
-New heads learn from the first 303, 909, 2,727 and from all 8,182 of the model's own answers in a random order, and so
-does a 4-gram model; conditioned heads, from all.  Each set is rescored by the 4-gram of its texts and by the package's,
-which has read all of them and people's text; weights and calibrations are its own (`drafters.py`).  Replayed are the
+New heads learn from the first 303, 909, 2,727, 8,182 and 16,364 of the model's own answers in a random order, and so
+does a 4-gram model; conditioned heads, from 8,182.  Each set is rescored by the 4-gram of its texts and by an earlier
+one of the package, of 8,182 texts and people's; weights and calibrations are its own (`drafters.py`).  Replayed are the
 answers to 130 questions.  Rows of slots count right tokens and positions instead of tokens and calls.
 """
 
@@ -33,10 +33,10 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
 from latticebpd.target.catalogue import resolved
 
-AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
+AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
 KINDS = ("1445k", "1445k conditioned")
-"""Heads from all texts; the second ones also read the token that the model has chosen."""
+"""Heads from as many texts; the second ones also read the token that the model has chosen."""
 OWN, NODES = ", own 4-gram", (16, 64)
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -53,7 +53,7 @@ SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k 
 def parts(work: Path, data: Path) -> list[Path]:
     """Texts that amount to each number of them, one file after the other, with hidden states next to them."""
     given = Texts.load(own_text(work, data, [work / "more.npz"])[0])
-    order, ends = np.random.default_rng(0).permutation(len(given)).tolist(), [count for count, _ in AMOUNTS.values()]
+    order, ends = drafters.random_order(given), [count for count, _ in AMOUNTS.values()]
     made = [work / "amounts" / f"texts-{end}.npz" for end in ends]
     for path, (begin, end) in zip(made, pairwise((0, *ends)), strict=True):
         stage(path, partial(given.chosen(order[begin:end]).save, path))
@@ -80,7 +80,8 @@ def ngram_model(texts: Sequence[Path]) -> Path:
 
 def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
     fit, asked = drafters.lattices_of(work, name, "--model", heads(work, texts, name), "-k 64")
-    lm, own = (fst.NgramModel.load(path) for path in (Path(resolved(MODEL)) / "lm.fst", ngram_model(texts)))
+    earlier = drafters.release(work, drafters.FIRST) / "lm.fst"
+    lm, own = (fst.NgramModel.load(path) for path in (earlier, ngram_model(texts)))
     rescored = {one for one, _ in PAIRS}
     made = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
     made |= {
@@ -99,9 +100,9 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(given: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(given.work, given.data), list[dict[str, str]]()
     stage(given.work / drafters.QUESTIONS, partial(drafters.questions, given.work, given.data))
-    for count, name in enumerate((*AMOUNTS, KINDS[1]), 1):
-        file = given.work / "replays" / f"{slug(name)}.csv"
-        rows += read_csv(stage(file, partial(replay, given.work, name, texts[:count], file)))
+    for name in (*AMOUNTS, KINDS[1]):
+        file, own = given.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
+        rows += read_csv(stage(file, partial(replay, given.work, name, own, file)))
     return rows
 
 

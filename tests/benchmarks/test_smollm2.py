@@ -352,11 +352,13 @@ def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypat
     given.save(tmp_path / "train.npz")
     read = list[object]()
     monkeypatch.setattr(amounts, "AMOUNTS", {"1k": (2, 1), "3k": (5, 1), "9k": (9, 1)})
+    monkeypatch.setattr(drafters, "WRITTEN", 5)
     monkeypatch.setattr(amounts, "own_text", lambda *_: (tmp_path / "train.npz", tmp_path / "held-out.npz"))
     monkeypatch.setattr(amounts, "latticebpd", lambda *words: read.extend(words))
     made = amounts.parts(tmp_path, tmp_path)
     texts = [[row[2] for row, _ in Texts.load(path).items()] for path in made]
     assert [len(each) for each in texts] == [2, 3, 4]
     assert sorted(each for part in texts for each in part) == list(range(9))
+    assert sorted(each for part in texts[:2] for each in part) == list(range(5))  # those of before, whatever came later
     assert read[1] == tmp_path / "held-out.npz"
     assert read[2:5] == made

@@ -5,6 +5,7 @@
 // instructions take them; then the scales of its groups. No bit is lost, and none is gained but by rounding up to bytes.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,9 +15,9 @@ namespace engine {
 
 constexpr std::size_t kGroup = 32, kOutputs = 16;
 
-// By the numbers that GGUF files have for them.
+// By the numbers that GGUF files have for them; kUpper is the engine's own, the upper bits of kQ80.
 enum class Type { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ51 = 7, kQ80 = 8, kQ4K = 12, kQ5K = 13, kQ6K = 14,
-                  kBf16 = 30 };
+                  kBf16 = 30, kUpper = 1000 };
 
 // What a quantized format consists of.
 // bits: of q.  offset: what q has too much.  minima: whether there is an m.  super: whether s and m are products of a
@@ -39,6 +40,7 @@ constexpr Format format_of(Type type) {
         case Type::kQ41: return {4, 0, true, false, 1, 32, 20};
         case Type::kQ50: return {5, 16, false, false, 1, 32, 22};
         case Type::kQ51: return {5, 0, true, false, 1, 32, 24};
+        case Type::kUpper: return {6, 32, false, false, 1, 32, 26};
         case Type::kQ80: return {8, 128, false, false, 1, 32, 34};
         case Type::kQ4K: return {4, 0, true, true, 1, 256, 144};
         case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
@@ -66,6 +68,18 @@ inline float from_half(std::uint16_t bits) {
     std::memcpy(&number, &wide, sizeof number);
     if ((bits & 0x7c00) != 0x7c00) number *= 0x1p112f;
     return bits & 0x8000 ? -number : number;
+}
+
+// float32 to float16, to the nearest, halves to even ones; infinite where too large.
+inline std::uint16_t to_half(float number) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    const float magnitude = std::abs(number);
+    std::uint32_t half = 0x7c00;
+    if (magnitude < 0x1p-14f) half = static_cast<std::uint32_t>(std::lrint(magnitude * 0x1p24f));
+    else if (magnitude < 65520.0f) half = (((bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10);
+    else if (magnitude != magnitude) half = 0x7e00 | (bits >> 13 & 0x3ff);
+    return static_cast<std::uint16_t>(half | (bits >> 16 & 0x8000));
 }
 
 // A number that is not quantized.

@@ -17,23 +17,6 @@
 
 namespace engine {
 
-// float32 to float16, to the nearest, halves to even ones; infinite where too large.
-inline std::uint16_t to_half(float number) {
-    std::uint32_t bits;
-    const float magnitude = std::abs(number);
-    std::uint16_t half;
-    if (magnitude < 0x1p-14f) {
-        half = static_cast<std::uint16_t>(std::lrint(magnitude * 0x1p24f));
-    } else if (!(magnitude < 65520.0f)) {
-        half = 0x7c00;
-    } else {
-        std::memcpy(&bits, &magnitude, sizeof bits);
-        bits += 0xfff + (bits >> 13 & 1);
-        half = static_cast<std::uint16_t>((bits >> 13) - (112 << 10));
-    }
-    return static_cast<std::uint16_t>(half | (std::signbit(number) ? 0x8000 : 0));
-}
-
 constexpr float kLargestWeight = 127.0f * 65504.0f;  // of q8_0
 
 // A matrix [outputs, inputs], perhaps with a bias.
@@ -74,6 +57,46 @@ class Matrix {
                 put(panel, output % kOutputs, group, to);
             }
         });
+    }
+
+    // The upper six bits of 8-bit weights. rest: [panels, 16], by output at least the norm of the weights' lower bits:
+    // products with both differ by at most `rest` times the norm of the numbers, whatever their rounding.
+    std::shared_ptr<const Matrix> upper_bits(std::vector<float>& rest) const {
+        constexpr Format kOwn = format_of(Type::kQ80), kOther = format_of(Type::kUpper);
+        constexpr int kStep = 1 << (kOwn.bits - kOther.bits);
+        const std::shared_ptr<Matrix> made(new Matrix(memory_, Type::kUpper, outputs, inputs));
+        const std::size_t groups = inputs / kGroup;
+        // Sums over so many groups round by less than this part of the product of the norms.
+        const double rounding = static_cast<double>(groups + 8) * 0x1p-22;
+        for (std::size_t panel = 0; panel < count(); ++panel) {
+            const std::uint8_t* from = panels_ + panel * panel_bytes(type, inputs);
+            const std::uint8_t* scales = from + groups * kOwn.weight_bytes();
+            std::uint8_t* to = made->panels_ + panel * panel_bytes(made->type, inputs);
+            std::uint8_t* scales_to = to + groups * kOther.weight_bytes();
+            double lower[kOutputs] = {}, whole[kOutputs] = {};
+            for (std::size_t group = 0; group < groups; ++group) {
+                int lower_squares[kOutputs] = {}, squares[kOutputs] = {};
+                for (std::size_t i = 0; i < kGroup * kOutputs; ++i) {
+                    const std::size_t output = i % (4 * kOutputs) / 4;
+                    const int q = from[i] - kOwn.offset, upper = std::min(kOther.offset - 1, (q + kStep / 2) >> (kOwn.bits - kOther.bits));
+                    write_q(kOther, to, Place(output, i / (4 * kOutputs) * 4 + i % 4), static_cast<std::uint8_t>(upper + kOther.offset));
+                    lower_squares[output] += (q - kStep * upper) * (q - kStep * upper);
+                    squares[output] += q * q;
+                }
+                for (std::size_t output = 0; output < kOutputs; ++output) {
+                    const double scale = read_scale(kOwn, scales, output, 0);
+                    const std::uint16_t half = to_half(static_cast<float>(kStep * scale));
+                    std::memcpy(scales_to + 2 * output, &half, sizeof half);
+                    lower[output] += scale * scale * lower_squares[output];
+                    whole[output] += scale * scale * squares[output];
+                }
+                from += kOwn.weight_bytes(), scales += kOwn.scale_bytes();
+                to += kOther.weight_bytes(), scales_to += kOther.scale_bytes();
+            }
+            for (std::size_t output = 0; output < kOutputs; ++output)
+                rest.push_back(static_cast<float>(std::sqrt(lower[output]) + rounding * std::sqrt(whole[output])));
+        }
+        return made;
     }
 
     void set_bias(const std::vector<float>& bias) {

@@ -8,6 +8,7 @@
 #endif
 
 #include "../_kernels/simd_lanes.hpp"
+#include "weight_memory.hpp"
 
 namespace engine {
 

@@ -78,6 +78,13 @@ struct Operations {
     void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
     // cap * tanh(x / cap), in place.
     void (*softcap)(float* x, std::size_t size, float cap);
+    // As float16, to the nearest; size: a multiple of 16.
+    void (*halve)(const float* x, std::size_t size, std::uint16_t* to);
+    // The first largest number's place.
+    std::size_t (*largest)(const float* x, std::size_t size);
+    // Sets the bytes of groups of 16 in which a number may be `least`, each being too small by up to its part of `by`
+    // times `norm`.
+    void (*reach)(const float* x, const float* by, std::size_t groups, float norm, float least, std::uint8_t* to);
     // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
     std::size_t together;
 };

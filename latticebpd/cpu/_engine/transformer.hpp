@@ -93,12 +93,14 @@ class Cache {
     const std::uint8_t* keys(std::size_t layer) const { return keys_.data() + at(layer, 0, 0); }
     const std::uint8_t* values(std::size_t layer) const { return values_.data() + at(layer, 0, 0); }
 
-    // Write a column's key and value of one group.
-    void write(std::size_t layer, std::size_t group, std::size_t position, const float* key, const float* value) {
-        for (std::size_t d = 0; d < size_; ++d) {
-            put(keys_.data() + at(layer, group, key_number(position, d)), key[d]);
-            put(values_.data() + at(layer, group, position * size_ + d), value[d]);
-        }
+    // Write a column's keys and values: [2, groups, size].
+    void write(const Operations& operations, std::size_t layer, std::size_t position, const float* from) {
+        if (!half_) return put(layer, position, from);
+        thread_local Scratch<std::uint16_t> scratch;
+        const std::size_t count = 2 * groups_ * size_;
+        std::uint16_t* halves = scratch.of(count);
+        operations.halve(from, count, halves);
+        put(layer, position, halves);
     }
 
   private:
@@ -110,9 +112,14 @@ class Cache {
     std::size_t at(std::size_t layer, std::size_t group, std::size_t number) const {
         return ((layer * groups_ + group) * capacity_ * size_ + number) * bytes();
     }
-    void put(std::uint8_t* to, float number) const {
-        const std::uint16_t rounded = half_ ? to_half(number) : std::uint16_t{0};
-        std::memcpy(to, half_ ? static_cast<const void*>(&rounded) : &number, bytes());
+    template <typename Number>
+    void put(std::size_t layer, std::size_t position, const Number* keys) {
+        const Number* values = keys + groups_ * size_;
+        for (std::size_t group = 0; group < groups_; ++group, keys += size_, values += size_) {
+            std::uint8_t* to = keys_.data() + at(layer, group, key_number(position, 0));
+            for (std::size_t d = 0; d < size_; ++d) std::memcpy(to + 16 * d * sizeof(Number), keys + d, sizeof(Number));
+            std::memcpy(values_.data() + at(layer, group, position * size_), values, size_ * sizeof(Number));
+        }
     }
     void move(std::size_t from, std::size_t to) {
         for (std::size_t i = 0; i < layers_ * groups_; ++i) {
@@ -145,6 +152,8 @@ class Transformer {
           projection_(std::move(projection)), final_norm_(std::move(final_norm)),
           operations_(*operations().at(isa)) {
         check();
+        if (projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && settings_.logit_softcap == 0.0f)
+            upper_ = projection_->upper_bits(rest_);
         for (const Layer& layer : layers_)
             if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end())
                 windows_.push_back(layer.window);
@@ -184,31 +193,77 @@ class Transformer {
         const Workers workers{operations_, contention_.allowed(threads)};
         Input input(states, rows, hidden(), workers);
         if (is_quantized(projection_->type)) input.round();
-        constexpr std::size_t kPanels = 16;  // whose logits stay in the cache
-        const std::size_t width = projection_->width() * kPanels, count = projection_->count();
-        const std::size_t parts = (count + kPanels - 1) / kPanels;
-        std::vector<std::pair<float, std::int64_t>> found(parts * rows);
-        workers.run(parts, [&](std::size_t part) {
-            thread_local Scratch<float> scratch;
-            float* own = scratch.of(rows * width);
-            const std::size_t first = part * width, size = std::min(width, vocabulary() - first);
-            input.panels(*projection_, part * kPanels, std::min(count, (part + 1) * kPanels), own, width);
-            for (std::size_t row = 0; row < rows; ++row) {
-                float* logits = own + row * width;
-                if (settings_.logit_softcap != 0.0f) operations_.softcap(logits, size, settings_.logit_softcap);
-                const float* best = std::max_element(logits, logits + size);
-                found[row * parts + part] = {*best, static_cast<std::int64_t>(first) + (best - logits)};
-            }
-        });
-        for (std::size_t row = 0; row < rows; ++row) {
-            const auto* own = found.data() + row * parts;
-            to[row] = std::max_element(own, own + parts, [](const auto& a, const auto& b) {
-                          return a.first < b.first;
-                      })->second;
+        std::vector<Best> found(rows, {0.0f, -1});
+        if (upper_ != nullptr && rows <= operations_.together) {
+            find_best(input, rows, promising(input, states, rows, workers), workers, found);
+        } else {
+            constexpr std::size_t kPanels = 16;  // whose logits stay in the cache
+            std::vector<PanelRange> ranges;
+            for (std::size_t panel = 0; panel < projection_->count(); panel += kPanels)
+                ranges.push_back({panel, std::min(projection_->count(), panel + kPanels)});
+            find_best(input, rows, ranges, workers, found);
         }
+        for (std::size_t row = 0; row < rows; ++row) to[row] = found[row].second;
     }
 
   private:
+    using Best = std::pair<float, std::int64_t>;         // a logit and its token; -1: none yet
+    using PanelRange = std::pair<std::size_t, std::size_t>;  // of the projection
+
+    // The largest logits of ranges of panels, ascending, if larger than those of `found`.
+    void find_best(const Input& input, std::size_t rows, const std::vector<PanelRange>& ranges, const Workers& workers,
+                   std::vector<Best>& found) const {
+        std::vector<Best> own(ranges.size() * rows);
+        workers.run(ranges.size(), [&](std::size_t i) {
+            thread_local Scratch<float> scratch;
+            const auto [begin, end] = ranges[i];
+            const std::size_t width = (end - begin) * projection_->width(), first = begin * projection_->width();
+            const std::size_t size = std::min(width, vocabulary() - first);
+            float* logits = scratch.of(rows * width);
+            input.panels(*projection_, begin, end, logits, width);
+            for (std::size_t row = 0; row < rows; ++row, logits += width) {
+                if (settings_.logit_softcap != 0.0f) operations_.softcap(logits, size, settings_.logit_softcap);
+                const std::size_t best = operations_.largest(logits, size);
+                own[i * rows + row] = {logits[best], static_cast<std::int64_t>(first + best)};
+            }
+        });
+        for (std::size_t i = 0; i < own.size(); ++i) {
+            Best& best = found[i % rows];
+            if (best.second < 0 || own[i].first > best.first) best = own[i];
+        }
+    }
+
+    // The panels that may have the largest logit of a row, by the weights' upper bits: those of logits that are not
+    // certainly smaller than that of the token whose upper bits say most.
+    std::vector<PanelRange> promising(const Input& input, const float* states, std::size_t rows,
+                                      const Workers& workers) const {
+        constexpr std::size_t kPanels = 16;
+        thread_local Scratch<float> scratch;
+        const std::size_t count = upper_->count(), step = count * kOutputs;
+        float* logits = scratch.of(rows * step);
+        for (std::size_t row = 1; row <= rows; ++row) std::fill_n(logits + row * step - kOutputs, kOutputs, 0.0f);  // padding
+        workers.run((count + kPanels - 1) / kPanels, [&](std::size_t part) {
+            const std::size_t begin = part * kPanels, end = std::min(count, begin + kPanels);
+            input.panels(*upper_, begin, end, logits + begin * kOutputs, step);
+        });
+        std::vector<std::uint8_t> chosen(count);
+        for (std::size_t row = 0; row < rows; ++row) {
+            const float *own = logits + row * step, *state = states + row * hidden();
+            const std::size_t panel = operations_.largest(own, vocabulary()) / kOutputs;
+            std::vector<Best> found(rows, {0.0f, -1});
+            find_best(input, rows, {{panel, panel + 1}}, workers, found);
+            double squares = 0.0;
+            for (std::size_t i = 0; i < hidden(); ++i) squares += static_cast<double>(state[i]) * state[i];
+            // Rounding makes no group's norm larger by more than 2.3 %.
+            const float norm = static_cast<float>(1.03 * std::sqrt(squares)), least = found[row].first;
+            operations_.reach(own, rest_.data(), count, norm, least, chosen.data());
+        }
+        std::vector<PanelRange> ranges;
+        for (std::size_t panel = 0; panel < count; ++panel)
+            if (chosen[panel]) ranges.push_back({panel, panel + 1});
+        return ranges;
+    }
+
     // What the columns of a text see, in layers of one window.
     struct View {
         std::vector<std::uint32_t> first, begin, ancestors;
@@ -398,11 +453,9 @@ class Transformer {
                 if (layer.rotation >= 0)
                     operations_.rotate(own, rotations[static_cast<std::size_t>(layer.rotation)], row);
             }
-            const float* keys = wide + row * step + heads * size;
             Cache& cache = *texts[text].cache;
-            for (std::size_t group = 0; group < groups; ++group)
-                cache.write(number, group, cache.length + texts[text].first + row - begins[text], keys + group * size,
-                            keys + (groups + group) * size);
+            cache.write(operations_, number, cache.length + texts[text].first + row - begins[text],
+                        wide + row * step + heads * size);
         });
     }
 
@@ -440,6 +493,8 @@ class Transformer {
     std::vector<Layer> layers_;
     SharedMatrix embedding_, projection_;
     Numbers final_norm_;
+    SharedMatrix upper_;  // of the projection's weights; null: none
+    Numbers rest_;        // what they leave out
     const Operations& operations_;
     std::vector<std::size_t> windows_;
     mutable Contention contention_;

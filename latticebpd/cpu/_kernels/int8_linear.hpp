@@ -29,7 +29,6 @@
 namespace cpu_kernels {
 
 constexpr std::size_t kPanel = 32, kMostRows = 8;
-constexpr std::size_t kPrefetch = 8192;  // bytes
 
 // Calls put(i, integer up to `most`) for every number; returns the scale, NaN if a number is not finite.
 template <typename Put>
@@ -65,7 +64,7 @@ template <int kRows>
     for (auto& row : total)
         for (__m256i& each : row) each = _mm256_setzero_si256();
     for (std::size_t pair = 0; pair < pairs; ++pair, weights += 2 * kPanel, x += kRows) {
-        __builtin_prefetch(weights + kPrefetch, 0, 2);
+        __builtin_prefetch(weights + engine::kAhead, 0, 2);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights) + i));
@@ -85,7 +84,7 @@ template <int kRows>
     __m512i low[kRows], high[kRows];
     for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm512_setzero_si512();
     for (std::size_t pair = 0; pair < pairs; ++pair, weights += 2 * kPanel, x += kRows) {
-        __builtin_prefetch(weights + kPrefetch, 0, 2);
+        __builtin_prefetch(weights + engine::kAhead, 0, 2);
         const __m256i* w = reinterpret_cast<const __m256i*>(weights);
         const __m512i lower = _mm512_cvtepi8_epi16(_mm256_loadu_si256(w));
         const __m512i upper = _mm512_cvtepi8_epi16(_mm256_loadu_si256(w + 1));

@@ -451,6 +451,25 @@ def test_of_equal_logits_the_lowest_token_is_best_however_far_apart_they_are(wei
         assert engine.best(states, threads).tolist() == [17, 18, 0]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e6])  # scales are 0; as they should be; infinite, four times as large
+def test_the_best_token_is_that_of_all_logits_however_close_others_are(size: float) -> None:
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, "vocab_size": 5003}))
+    torch.manual_seed(1)
+    alike = torch.randn(40, 64).repeat(126, 1)[:5003]  # every 40th token is nearly the same
+    model.lm_head.weight.copy_(size * (alike + 0.02 * torch.randn(5003, 64)))
+    states = torch.randn(36, 64)
+    states[::9] *= 1e-20
+    states[4], states[7, 3], states[8, 5] = 0.0, torch.inf, torch.nan
+    for isa in range(_engine.isas()):
+        engine = make_engine(model, "int8", isa=isa).transformer
+        wanted = engine.logits(states.numpy(), 1).argmax(-1)
+        wanted[7:9] = engine.best(states[7:9].numpy(), 1)  # of no numbers, any
+        for rows in (1, 2, 3, 4, 6):
+            found = [engine.best(states[at : at + rows].numpy(), 2) for at in range(0, 36, rows)]
+            assert np.concatenate(found).tolist() == wanted.tolist(), (isa, rows)
+
+
 def test_misuse_of_the_compiled_parts_is_refused() -> None:
     engine = make_engine(tiny("llama")).transformer
     cache, tokens = _engine.Cache(engine), np.array([3, 4])
