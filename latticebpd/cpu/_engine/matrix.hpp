@@ -59,43 +59,38 @@ class Matrix {
         });
     }
 
-    // The upper six bits of 8-bit weights. rest: [panels, 16], by output at least the norm of the weights' lower bits:
+    // The upper six bits of 8-bit weights. rest: [count, 16], by output at least the norm of the weights' lower bits:
     // products with both differ by at most `rest` times the norm of the numbers, whatever their rounding.
     std::shared_ptr<const Matrix> upper_bits(std::vector<float>& rest) const {
         constexpr Format kOwn = format_of(Type::kQ80), kOther = format_of(Type::kUpper);
-        constexpr int kStep = 1 << (kOwn.bits - kOther.bits);
+        constexpr int kLower = kOwn.bits - kOther.bits, kStep = 1 << kLower, kMost = kOther.offset - 1;
         const std::shared_ptr<Matrix> made(new Matrix(memory_, Type::kUpper, outputs, inputs));
-        const std::size_t groups = inputs / kGroup;
-        // Sums over so many groups round by less than this part of the product of the norms.
-        const double rounding = static_cast<double>(groups + 8) * 0x1p-22;
-        for (std::size_t panel = 0; panel < count(); ++panel) {
-            const std::uint8_t* from = panels_ + panel * panel_bytes(type, inputs);
-            const std::uint8_t* scales = from + groups * kOwn.weight_bytes();
-            std::uint8_t* to = made->panels_ + panel * panel_bytes(made->type, inputs);
-            std::uint8_t* scales_to = to + groups * kOther.weight_bytes();
-            double lower[kOutputs] = {}, whole[kOutputs] = {};
-            for (std::size_t group = 0; group < groups; ++group) {
-                int lower_squares[kOutputs] = {}, squares[kOutputs] = {};
-                for (std::size_t i = 0; i < kGroup * kOutputs; ++i) {
-                    const std::size_t output = i % (4 * kOutputs) / 4;
-                    const int q = from[i] - kOwn.offset, upper = std::min(kOther.offset - 1, (q + kStep / 2) >> (kOwn.bits - kOther.bits));
-                    write_q(kOther, to, Place(output, i / (4 * kOutputs) * 4 + i % 4), static_cast<std::uint8_t>(upper + kOther.offset));
-                    lower_squares[output] += (q - kStep * upper) * (q - kStep * upper);
-                    squares[output] += q * q;
+        rest.resize(count() * kOutputs);
+        made->fill([&](std::size_t output, std::uint8_t* panel) {
+            const std::uint8_t* own = panels_ + output / kOutputs * panel_bytes(type, inputs);
+            const std::uint8_t* scales = own + inputs / kGroup * kOwn.weight_bytes();
+            double lower = 0.0, whole = 0.0;
+            for (std::size_t group = 0; group < inputs / kGroup; ++group) {
+                const double scale = read_scale(kOwn, scales + group * kOwn.scale_bytes(), output % kOutputs, 0);
+                int lower_squares = 0, squares = 0;
+                Group to{};
+                for (std::size_t i = 0; i < kGroup; ++i) {
+                    const Place place(output % kOutputs, i);
+                    const int q = read_q(kOwn, own + group * kOwn.weight_bytes(), place) - kOwn.offset;
+                    const int upper = std::min(kMost, (q + kStep / 2) >> kLower);
+                    to.q[i] = static_cast<std::uint8_t>(upper + kOther.offset);
+                    lower_squares += (q - kStep * upper) * (q - kStep * upper);
+                    squares += q * q;
                 }
-                for (std::size_t output = 0; output < kOutputs; ++output) {
-                    const double scale = read_scale(kOwn, scales, output, 0);
-                    const std::uint16_t half = to_half(static_cast<float>(kStep * scale));
-                    std::memcpy(scales_to + 2 * output, &half, sizeof half);
-                    lower[output] += scale * scale * lower_squares[output];
-                    whole[output] += scale * scale * squares[output];
-                }
-                from += kOwn.weight_bytes(), scales += kOwn.scale_bytes();
-                to += kOther.weight_bytes(), scales_to += kOther.scale_bytes();
+                to.half = to_half(static_cast<float>(kStep * scale));
+                made->put(panel, output % kOutputs, group, to);
+                lower += scale * scale * lower_squares;
+                whole += scale * scale * squares;
             }
-            for (std::size_t output = 0; output < kOutputs; ++output)
-                rest.push_back(static_cast<float>(std::sqrt(lower[output]) + rounding * std::sqrt(whole[output])));
-        }
+            // Sums over so many groups round by less than this part of the product of the norms.
+            const double rounding = static_cast<double>(inputs / kGroup + 8) * 0x1p-22;
+            rest[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(whole));
+        });
         return made;
     }
 
@@ -159,6 +154,8 @@ class Matrix {
     std::vector<float> bias_;
 };
 
+using SharedMatrix = std::shared_ptr<const Matrix>;
+
 // The numbers that products read, [rows, inputs]; rounded where a matrix is quantized, once for all matrices.
 class Input {
   public:
@@ -203,6 +200,8 @@ class Input {
         rounded_ = {rows_, groups, memory.of(groups * rows_)};
         workers_.each(rows_, [&](std::size_t row) { workers_.operations.round(x_, row, row + 1, rounded_); });
     }
+
+    const Workers& workers() const { return workers_; }
 
   private:
     const float* x_;

@@ -17,12 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "best_token.hpp"
 #include "matrix.hpp"
 
 namespace engine {
 
 using Numbers = std::vector<float>;
-using SharedMatrix = std::shared_ptr<const Matrix>;
 
 // One layer. Norms are weights, empty where there is none.
 struct Layer {
@@ -152,8 +152,7 @@ class Transformer {
           projection_(std::move(projection)), final_norm_(std::move(final_norm)),
           operations_(*operations().at(isa)) {
         check();
-        if (projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && settings_.logit_softcap == 0.0f)
-            upper_ = projection_->upper_bits(rest_);
+        best_ = BestToken(projection_, settings_.logit_softcap);
         for (const Layer& layer : layers_)
             if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end())
                 windows_.push_back(layer.window);
@@ -190,80 +189,10 @@ class Transformer {
 
     // to: [rows] the token of the largest logit, of equal ones the lowest.
     void best(const float* states, std::size_t rows, std::int64_t* to, std::size_t threads) const {
-        const Workers workers{operations_, contention_.allowed(threads)};
-        Input input(states, rows, hidden(), workers);
-        if (is_quantized(projection_->type)) input.round();
-        std::vector<Best> found(rows, {0.0f, -1});
-        if (upper_ != nullptr && rows <= operations_.together) {
-            find_best(input, rows, promising(input, states, rows, workers), workers, found);
-        } else {
-            constexpr std::size_t kPanels = 16;  // whose logits stay in the cache
-            std::vector<PanelRange> ranges;
-            for (std::size_t panel = 0; panel < projection_->count(); panel += kPanels)
-                ranges.push_back({panel, std::min(projection_->count(), panel + kPanels)});
-            find_best(input, rows, ranges, workers, found);
-        }
-        for (std::size_t row = 0; row < rows; ++row) to[row] = found[row].second;
+        best_.find(states, rows, to, {operations_, contention_.allowed(threads)});
     }
 
   private:
-    using Best = std::pair<float, std::int64_t>;         // a logit and its token; -1: none yet
-    using PanelRange = std::pair<std::size_t, std::size_t>;  // of the projection
-
-    // The largest logits of ranges of panels, ascending, if larger than those of `found`.
-    void find_best(const Input& input, std::size_t rows, const std::vector<PanelRange>& ranges, const Workers& workers,
-                   std::vector<Best>& found) const {
-        std::vector<Best> own(ranges.size() * rows);
-        workers.run(ranges.size(), [&](std::size_t i) {
-            thread_local Scratch<float> scratch;
-            const auto [begin, end] = ranges[i];
-            const std::size_t width = (end - begin) * projection_->width(), first = begin * projection_->width();
-            const std::size_t size = std::min(width, vocabulary() - first);
-            float* logits = scratch.of(rows * width);
-            input.panels(*projection_, begin, end, logits, width);
-            for (std::size_t row = 0; row < rows; ++row, logits += width) {
-                if (settings_.logit_softcap != 0.0f) operations_.softcap(logits, size, settings_.logit_softcap);
-                const std::size_t best = operations_.largest(logits, size);
-                own[i * rows + row] = {logits[best], static_cast<std::int64_t>(first + best)};
-            }
-        });
-        for (std::size_t i = 0; i < own.size(); ++i) {
-            Best& best = found[i % rows];
-            if (best.second < 0 || own[i].first > best.first) best = own[i];
-        }
-    }
-
-    // The panels that may have the largest logit of a row, by the weights' upper bits: those of logits that are not
-    // certainly smaller than that of the token whose upper bits say most.
-    std::vector<PanelRange> promising(const Input& input, const float* states, std::size_t rows,
-                                      const Workers& workers) const {
-        constexpr std::size_t kPanels = 16;
-        thread_local Scratch<float> scratch;
-        const std::size_t count = upper_->count(), step = count * kOutputs;
-        float* logits = scratch.of(rows * step);
-        for (std::size_t row = 1; row <= rows; ++row) std::fill_n(logits + row * step - kOutputs, kOutputs, 0.0f);  // padding
-        workers.run((count + kPanels - 1) / kPanels, [&](std::size_t part) {
-            const std::size_t begin = part * kPanels, end = std::min(count, begin + kPanels);
-            input.panels(*upper_, begin, end, logits + begin * kOutputs, step);
-        });
-        std::vector<std::uint8_t> chosen(count);
-        for (std::size_t row = 0; row < rows; ++row) {
-            const float *own = logits + row * step, *state = states + row * hidden();
-            const std::size_t panel = operations_.largest(own, vocabulary()) / kOutputs;
-            std::vector<Best> found(rows, {0.0f, -1});
-            find_best(input, rows, {{panel, panel + 1}}, workers, found);
-            double squares = 0.0;
-            for (std::size_t i = 0; i < hidden(); ++i) squares += static_cast<double>(state[i]) * state[i];
-            // Rounding makes no group's norm larger by more than 2.3 %.
-            const float norm = static_cast<float>(1.03 * std::sqrt(squares)), least = found[row].first;
-            operations_.reach(own, rest_.data(), count, norm, least, chosen.data());
-        }
-        std::vector<PanelRange> ranges;
-        for (std::size_t panel = 0; panel < count; ++panel)
-            if (chosen[panel]) ranges.push_back({panel, panel + 1});
-        return ranges;
-    }
-
     // What the columns of a text see, in layers of one window.
     struct View {
         std::vector<std::uint32_t> first, begin, ancestors;
@@ -493,8 +422,7 @@ class Transformer {
     std::vector<Layer> layers_;
     SharedMatrix embedding_, projection_;
     Numbers final_norm_;
-    SharedMatrix upper_;  // of the projection's weights; null: none
-    Numbers rest_;        // what they leave out
+    BestToken best_;
     const Operations& operations_;
     std::vector<std::size_t> windows_;
     mutable Contention contention_;
