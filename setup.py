@@ -31,25 +31,17 @@ setup(
             extra_link_args=links,
         ),
         Pybind11Extension(
-            "latticebpd.cpu._kernels",
-            ["latticebpd/cpu/_kernels/module.cpp"],
-            depends=[*sorted(glob("latticebpd/cpu/_*/*.hpp")), GIL_RELEASE],
-            include_dirs=["fst/include"],
-            cxx_std=20,
-            extra_compile_args=[*flags, "-Wno-psabi"],  # vectors are passed to inlined functions only
-            extra_link_args=links,
-        ),
-        Pybind11Extension(
             "latticebpd.cpu._engine",
             sorted(glob("latticebpd/cpu/_engine/*.cpp")),
             depends=[
-                *sorted(glob("latticebpd/cpu/_*/*.*pp")),
+                *sorted(glob("latticebpd/cpu/_engine/*.*pp")),
                 "latticebpd/cpu/_engine/operations.inc",
                 GIL_RELEASE,
             ],
             include_dirs=["fst/include"],
             cxx_std=20,
             # A product and a sum share one rounding only where the code says so: the same bits on every processor.
+            # Vectors are passed to inlined functions only.
             extra_compile_args=[*flags, "-ffp-contract=off", "-Wno-psabi"],
             extra_link_args=links,
         ),

@@ -30,7 +30,6 @@ MEMORY = 12 << 30
 EXTENSIONS = {
     "fst/_core": ["-O1"],
     "latticebpd/cpu/_engine": ["-O1", "-ffp-contract=off", "-Wno-psabi"],
-    "latticebpd/cpu/_kernels": ["-O1", "-Wno-psabi"],
 }
 """Folders of compiled modules, and how they are compiled: quickly rather than fast."""
 

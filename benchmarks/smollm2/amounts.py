@@ -4,10 +4,10 @@
     python -m benchmarks.smollm2.amounts --data DIR --work WORK -o amounts.csv     # all of it; resumes
     python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
 
-New heads learn from the first 303, 909, 2,727, 8,182 and 16,364 of the model's own answers in a random order, and so
-does a 4-gram model; conditioned heads, from 8,182.  Each set is rescored by the 4-gram of its texts and by an earlier
-one of the package, of 8,182 texts and people's; weights and calibrations are its own (`drafters.py`).  Replayed are the
-answers to 130 questions.  Rows of slots count right tokens and positions instead of tokens and calls.
+New heads learn from the first 303, 909, 2,727 and 8,182 of the model's own answers in a random order, and so does a
+4-gram model; conditioned heads, from 8,182.  Each set is rescored by the 4-gram of its texts and by an earlier one of
+the package, which has read all of them and people's text; weights and calibrations are its own (`drafters.py`).
+Replayed are the answers to 130 questions.  Rows of slots count right tokens and positions, not tokens and calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
 from latticebpd.target.catalogue import resolved
 
-AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
+AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
 KINDS = ("1445k", "1445k conditioned")
 """Heads from as many texts; the second ones also read the token that the model has chosen."""
@@ -53,7 +53,8 @@ SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k 
 def parts(work: Path, data: Path) -> list[Path]:
     """Texts that amount to each number of them, one file after the other, with hidden states next to them."""
     given = Texts.load(own_text(work, data, [work / "more.npz"])[0])
-    order, ends = drafters.random_order(given), [count for count, _ in AMOUNTS.values()]
+    draw, first, ends = np.random.default_rng(0), drafters.WRITTEN, [count for count, _ in AMOUNTS.values()]
+    order = [*draw.permutation(first).tolist(), *(first + draw.permutation(len(given) - first)).tolist()]
     made = [work / "amounts" / f"texts-{end}.npz" for end in ends]
     for path, (begin, end) in zip(made, pairwise((0, *ends)), strict=True):
         stage(path, partial(given.chosen(order[begin:end]).save, path))
@@ -80,8 +81,8 @@ def ngram_model(texts: Sequence[Path]) -> Path:
 
 def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
     fit, asked = drafters.lattices_of(work, name, "--model", heads(work, texts, name), "-k 64")
-    earlier = drafters.release(work, drafters.FIRST) / "lm.fst"
-    lm, own = (fst.NgramModel.load(path) for path in (earlier, ngram_model(texts)))
+    earlier = drafters.release(work, drafters.FIRST)
+    lm, own = map(fst.NgramModel.load, (earlier / "lm.fst", ngram_model(texts)))
     rescored = {one for one, _ in PAIRS}
     made = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
     made |= {

@@ -65,7 +65,7 @@ from latticebpd.target.catalogue import resolved
 
 ROOT, QUESTIONS, COUNT = HERE.parents[1], "questions.jsonl", 130
 TEXTS, WRITTEN, FITTED = 6000, 8182, 80
-"""Training texts, the first of a random order, of so many; held-out answers that weights are fitted to."""
+"""Training texts, drawn from the texts that were written first; held-out answers that weights are fitted to."""
 STEPS = (60, 240, 600)
 """Updates of the block drafter, each time as a whole run."""
 LAYERS, SLOTS = "2,15,28", 8
@@ -118,19 +118,12 @@ def questions(work: Path, data: Path) -> None:
     write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def random_order(given: Texts) -> list[int]:
-    """A random order of texts, first of those that there were when drafters first learnt from some of them."""
-    draw, first = np.random.default_rng(0), min(len(given), WRITTEN)
-    return [*draw.permutation(first).tolist(), *(first + draw.permutation(len(given) - first)).tolist()]
-
-
 def train(work: Path, source: Path) -> None:
     """States, the block drafter after each number of updates, and what is taught to the last."""
     home = work / "blocks"
     data, held = home / "train.npz", home / "held-out.npz"
-    own_text(work, source, [work / "more.npz"])
-    given = Texts.load(work / "train.npz")
-    stage(data, lambda: given.chosen(random_order(given)[:TEXTS]).save(data))
+    given = Texts.load(own_text(work, source, [work / "more.npz"])[0])
+    stage(data, lambda: given.chosen(np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()).save(data))
     stage(held, lambda: Texts.load(work / held.name).save(held))
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latticebpd.cpu import _kernels
+from latticebpd.cpu import _engine
 from latticebpd.machine import num_threads
 
 
@@ -19,7 +19,7 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     values, indices = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
     totals = np.empty((rows, slots, 1), np.float32)
     x, values_at, indices_at, totals_at = (each.ctypes.data for each in (given, values, indices, totals))
-    _kernels.top_k(x, rows * slots, tokens, k, values_at, indices_at, totals_at, num_threads())
+    _engine.top_k(x, rows * slots, tokens, k, values_at, indices_at, totals_at, num_threads())
     return list(zip(indices, values - totals, strict=True))
 
 
@@ -28,7 +28,7 @@ class Int8Matrix:
 
     def __init__(self, weights: np.ndarray) -> None:
         rows = np.ascontiguousarray(weights.T, np.float32)
-        self._weights, self._outputs = _kernels.Int8Weights(rows.ctypes.data, *rows.shape), len(rows)
+        self._weights, self._outputs = _engine.Int8Weights(rows.ctypes.data, *rows.shape), len(rows)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """``[..., inputs]`` -> ``[..., outputs]``."""
@@ -44,7 +44,7 @@ class Int8HeadKernels:
     def __init__(self, up: np.ndarray, down: np.ndarray) -> None:
         rows = [np.ascontiguousarray(each.swapaxes(1, 2), np.float32) for each in (up, down)]
         (count, inner, self._hidden), inputs = down.shape, up.shape[1]
-        self._heads = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, count, inner, self._hidden, inputs)
+        self._heads = _engine.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, count, inner, self._hidden, inputs)
 
     def states(self, inputs: np.ndarray, slots: int) -> np.ndarray:
         """``[rows, inputs]`` -> ``[rows, slots, hidden]`` of the first ``slots`` heads."""
@@ -54,7 +54,7 @@ class Int8HeadKernels:
         return states
 
     def top_k(
-        self, inputs: np.ndarray, slots: int, projection: _kernels.Int8Weights, k: int
+        self, inputs: np.ndarray, slots: int, projection: _engine.Int8Weights, k: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``[rows, inputs]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
         slots, k]``, and their `states`, in one call: with the projection ``[tokens, hidden]`` and :func:`top_k`."""

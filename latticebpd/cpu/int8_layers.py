@@ -1,4 +1,4 @@
-"""Drafter layers with int8 weights, a quarter of the bytes to read (``_kernels/int8_linear.hpp``).
+"""Drafter layers with int8 weights, a quarter of the bytes to read (``_engine/int8_heads.hpp``).
 
 A draft need not be exact: the target model, which verifies it, keeps its weights.
 """
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latticebpd.cpu import _kernels
+from latticebpd.cpu import _engine
 from latticebpd.cpu.packed_weights import PackedWeights, can_compute
 
 
@@ -21,9 +21,9 @@ class Int8Linear(PackedWeights):
         if not can_compute(input, weight):
             return F.linear(input, weight, bias)
 
-        def pack() -> _kernels.Int8Weights:
+        def pack() -> _engine.Int8Weights:
             contiguous = weight.detach().contiguous()
-            return _kernels.Int8Weights(contiguous.data_ptr(), *contiguous.shape)
+            return _engine.Int8Weights(contiguous.data_ptr(), *contiguous.shape)
 
         rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
         kernels, count = self.packed(pack, weight), output.numel() // max(1, len(weight))

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from latticebpd.cpu import _kernels
+from latticebpd.cpu import _engine
 
 
 class GrowingLayer(DynamicLayer):
@@ -58,7 +58,7 @@ class GrowingLayer(DynamicLayer):
         for buffer in self.buffers:
             if buffer.device.type == "cpu":  # calling PyTorch would take longer than copying
                 _, heads, room, size = buffer.shape
-                _kernels.move(buffer.data_ptr(), heads, room, size * buffer.element_size(), moves)
+                _engine.move(buffer.data_ptr(), heads, room, size * buffer.element_size(), moves)
             else:
                 rows, sources, destinations = torch.tensor(moves, device=buffer.device).T
                 buffer[rows, :, destinations] = buffer[rows, :, sources]

@@ -277,13 +277,16 @@ def test_the_block_drafter_is_kept_after_each_number_of_updates(
             for name in ("model.safetensors", "training-state.json"):
                 (made / name).write_text(str(len(called)))
 
-    def texts(*_: object) -> None:
-        for name in ("train", "held-out"):
-            Texts.of_rows([[3, 4, number] for number in range(5)], [1] * 5).save(tmp_path / f"{name}.npz")
+    def texts(*_: object) -> tuple[Path, Path]:
+        train, held = made = tmp_path / "train.npz", tmp_path / "held-out.npz"
+        for path in (train, held):
+            Texts.of_rows([[3, 4, number] for number in range(5)], [1] * 5).save(path)
+        return made
 
     monkeypatch.setattr(drafters, "latticebpd", command)
     monkeypatch.setattr(drafters, "own_text", texts)
     monkeypatch.setattr(drafters, "TEXTS", 3)
+    monkeypatch.setattr(drafters, "WRITTEN", 4)
     drafters.train(tmp_path, tmp_path)
     assert len(Texts.load(tmp_path / "blocks/train.npz")) == 3
     assert [line.split()[1] for line in called] == ["hidden", *["block-drafter"] * 6]

@@ -55,7 +55,7 @@ def test_a_clone_runs_with_the_compiled_parts_of_the_installed_package(clone: Pa
     site = tmp_path / "site"
     for package in ("fst", "latticebpd", "lm_training"):
         shutil.copytree(ROOT / package, site / package)
-    for sources in ("fst/_core", "latticebpd/cpu/_kernels"):
+    for sources in ("fst/_core", "latticebpd/cpu/_engine"):
         shutil.rmtree(site / sources)
         assert list((site / sources).parent.glob("*.so"))
     check_python_and_command(clone, site)

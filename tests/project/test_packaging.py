@@ -57,7 +57,7 @@ def test_every_package_is_listed() -> None:
 
 def test_what_only_x86_understands_is_guarded() -> None:
     """The path for all other processors is the last of the kernels' kinds, which their tests run everywhere."""
-    for folder in ("fst/_core", "latticebpd/cpu/_kernels"):
+    for folder in ("fst/_core", "latticebpd/cpu/_engine"):
         for path in sorted((ROOT / folder).glob("*.?pp")):
             assert unguarded(path.read_text(encoding="utf-8")) == [], path.name
     assert unguarded("#if defined(__linux__)\n  __builtin_ia32_pause();\n#endif") == ["  __builtin_ia32_pause();"]

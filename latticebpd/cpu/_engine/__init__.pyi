@@ -4,6 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 def isas() -> int: ...
+def row_isas() -> int:
+    """Number of instruction sets of this processor that `top_k` is compiled for."""
+
 def dequantized(type: int, blocks: NDArray[np.uint8]) -> NDArray[np.float32]: ...
 
 class WeightMemory: ...
@@ -80,3 +83,43 @@ class Transformer:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
     def logits(self, states: NDArray[np.float32], threads: int) -> NDArray[np.float32]: ...
     def best(self, states: NDArray[np.float32], threads: int) -> NDArray[np.int64]: ...
+
+class Int8Weights:
+    """Weights ``[outputs, inputs]``, rounded to 8 bits."""
+
+    def __init__(self, weights: int, outputs: int, inputs: int, /) -> None: ...
+    def multiply(self, x: int, rows: int, y: int, threads: int, /) -> None:
+        """``[rows, inputs]`` -> ``[rows, outputs]``."""
+
+class Int8Heads:
+    """Feed-forward heads, ``up [heads, inner, inputs]`` and ``down [heads, size, inner]``, rounded to 8 bits."""
+
+    def __init__(self, up: int, down: int, heads: int, inner: int, size: int, inputs: int, /) -> None: ...
+    def states(self, x: int, rows: int, heads: int, to: int, threads: int, /) -> None:
+        """``[rows, inputs]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
+
+    def top_k(
+        self,
+        x: int,
+        rows: int,
+        heads: int,
+        projection: Int8Weights,
+        k: int,
+        tokens: int,
+        log_probs: int,
+        to: int,
+        threads: int,
+        /,
+    ) -> None:
+        """``[rows, inputs]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
+        their log-probabilities, ``[rows, heads, k]``, as of `top_k`; to: the states of `states`."""
+
+def top_k(
+    x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0
+) -> None:
+    """``[rows, count]`` -> the ``k`` largest numbers of each row and their indices (int32), ``[rows, k]``, largest
+    first, equal ones by lower index; and ``log_sums [rows]``, ln of the sum of all exponentials. Where that is not
+    finite, values are NaN."""
+
+def move(buffer: int, heads: int, positions: int, bytes: int, moves: Sequence[tuple[int, int, int]], /) -> None:
+    """Copy vectors of ``bytes`` bytes in a buffer ``[rows, heads, positions]``; moves: (row, source, destination)."""

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels.hpp"
 #include "latticebpd/gil_release.hpp"
 #include "transformer.hpp"
 
@@ -70,6 +71,7 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
 }
 
 PYBIND11_MODULE(_engine, module) {
+    bind_kernels(module);
     module.def("isas", [] { return operations().size(); });
     module.def("dequantized", [](int type, const Array<std::uint8_t>& blocks) {
                    const auto [inputs, bytes] = block_of(static_cast<Type>(type));

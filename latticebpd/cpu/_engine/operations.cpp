@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "../_kernels/simd_lanes.hpp"
+#include "simd_lanes.hpp"
 #include "weight_memory.hpp"
 
 namespace engine {

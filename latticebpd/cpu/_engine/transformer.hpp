@@ -171,10 +171,10 @@ class Transformer {
               std::size_t threads) const {
         const Workers workers{operations_, contention_.allowed(threads)};
         const auto begin = std::chrono::steady_clock::now();
-        cpu_kernels::ThreadPool::waited() = {};
+        ThreadPool::waited() = {};
         read(texts, to, selected, states, workers);
         if (workers.threads > 1)
-            contention_.report(cpu_kernels::ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
+            contention_.report(ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
     }
 
     // states: [rows, hidden]; to: [rows, vocabulary].

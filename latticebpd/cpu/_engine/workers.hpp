@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../_kernels/thread_pool.hpp"
+#include "thread_pool.hpp"
 #include "operations.hpp"
 
 namespace engine {
@@ -20,7 +20,7 @@ struct Workers {
     void run(std::size_t count, const Task& task) const {
         if (threads <= 1 || count <= 1)
             for (std::size_t i = 0; i < count; ++i) task(i);
-        else cpu_kernels::ThreadPool::instance().run(threads, count, task);
+        else ThreadPool::instance().run(threads, count, task);
     }
 
     // task(row) for every row; few rows are not worth a thread's attention.

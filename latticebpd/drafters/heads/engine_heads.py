@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from latticebpd.checks import expect
-from latticebpd.cpu import _kernels
+from latticebpd.cpu import _engine
 from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8Matrix
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
@@ -71,7 +71,7 @@ class EngineHeads:
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._embeddings, self._reads_token = target.weights.output_embeddings, reads_token
         self._transitions = EngineTransitions(ties[0][0], ties[1][0], every, self._embeddings) if ties else None
-        self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
+        self._projection = _engine.Int8Weights(rows.ctypes.data, *rows.shape)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size

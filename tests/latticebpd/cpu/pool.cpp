@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../latticebpd/cpu/_kernels/thread_pool.hpp"
+#include "../../../latticebpd/cpu/_engine/thread_pool.hpp"
 
 namespace {
 
-using cpu_kernels::ThreadPool;
+using engine::ThreadPool;
 
 void require(bool right, const char* what) {
     if (right) return;

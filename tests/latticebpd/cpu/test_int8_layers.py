@@ -38,13 +38,13 @@ def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[Bloc
     for slots in (None, 1, 3):
         with torch.no_grad():
             found, expected = changed(inputs, slots), plain(inputs, slots)
-            assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.01
+            assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.015
             assert changed.weights.kernels is not None
             assert torch.equal(changed(inputs[:1], slots), found[:1])
     with torch.no_grad():
         plain.up.mul_(2)
         changed.up.mul_(2)
-        assert _gap(changed(inputs), plain(inputs)) < 0.01
+        assert _gap(changed(inputs), plain(inputs)) < 0.015
     changed(inputs).sum().backward()
     assert changed.up.grad is not None
     torch.set_num_threads(before)

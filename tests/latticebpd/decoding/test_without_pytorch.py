@@ -111,7 +111,8 @@ def assert_same(
         assert len(found.blocks()) == pytest.approx(len(expected.blocks()), rel=0.1)
         if calls:
             assert found.blocks() == expected.blocks()
-            assert found.accept_counts.tolist() == expected.accept_counts.tolist()
+            counts = (each.accept_counts.tolist() for each in (found, expected))  # as long as the deepest draft
+            assert np.trim_zeros(next(counts), "b") == np.trim_zeros(next(counts), "b")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -145,8 +146,8 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
             if ours.transitions is None or theirs.transitions is None:
                 assert ours == theirs
             else:  # the engine rounds them to 8 bits
-                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.05, rtol=5e-3)
-                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.1)
+                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.1, rtol=1e-2)
+                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.2)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
         source.lattices([State(0, [1, 2], 1, None, 3)])
     plain: Any = load(llama, bigram=False).source

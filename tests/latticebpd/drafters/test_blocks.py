@@ -84,7 +84,7 @@ def test_drafters_with_weights_rounded_to_8_bits_draft_nearly_the_same(kind: str
             )
             for drafter in (rounded, plain)
         )
-    assert 0 < (found - expected).norm() < 0.05 * expected.norm()
+    assert 0 < (found - expected).norm() < 0.08 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)

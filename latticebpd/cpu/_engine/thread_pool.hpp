@@ -14,7 +14,7 @@
 
 #include <pthread.h>
 
-namespace cpu_kernels {
+namespace engine {
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -105,4 +105,4 @@ class ThreadPool {
     std::atomic<int> inside_{0};
 };
 
-}  // namespace cpu_kernels
+}  // namespace engine

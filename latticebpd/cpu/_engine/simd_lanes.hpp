@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace cpu_kernels {
+namespace engine {
 
 constexpr std::size_t kLanes = 16;
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
@@ -42,4 +42,4 @@ template <typename Numbers>
     return x * (x > 0.0f ? Numbers{} + 1.0f : decay) / (decay + 1.0f);
 }
 
-}  // namespace cpu_kernels
+}  // namespace engine

@@ -10,7 +10,7 @@
 
 #include "thread_pool.hpp"
 
-namespace cpu_kernels {
+namespace engine {
 
 enum class Isa { kPlain, kAvx2, kAvx512 };
 
@@ -58,4 +58,4 @@ void for_each_row(const Op& op, std::size_t rows, std::size_t threads, Isa isa, 
     });
 }
 
-}  // namespace cpu_kernels
+}  // namespace engine

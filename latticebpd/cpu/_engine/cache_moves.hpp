@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-namespace cpu_kernels {
+namespace engine {
 
 using Move = std::array<std::size_t, 3>;  // row, source, destination
 
@@ -26,4 +26,4 @@ inline void move_vectors(char* buffer, std::size_t heads, std::size_t positions,
     }
 }
 
-}  // namespace cpu_kernels
+}  // namespace engine

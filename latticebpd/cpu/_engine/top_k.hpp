@@ -11,7 +11,7 @@
 #include "instruction_sets.hpp"
 #include "simd_lanes.hpp"
 
-namespace cpu_kernels {
+namespace engine {
 
 // numbers: [rows, count]; values, indices: [rows, k] the largest of each row, largest first, equal ones by lower index;
 // log_sums: [rows], ln sum e^number. Where a log-sum is not finite, values are NaN.
@@ -91,4 +91,4 @@ struct TopK {
     }
 };
 
-}  // namespace cpu_kernels
+}  // namespace engine

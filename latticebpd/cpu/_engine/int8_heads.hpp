@@ -1,0 +1,111 @@
+// Products of drafters, whose weights are rounded to 8 bits: a draft need not be exact, and reading the weights takes the
+// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be wider than
+// the state x, which comes first.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "instruction_sets.hpp"
+#include "matrix.hpp"
+#include "simd_lanes.hpp"
+#include "top_k.hpp"
+
+namespace engine {
+
+// A matrix as of q8_0; its inputs are filled up to whole groups by zeros.
+class Int8Weights {
+  public:
+    // weights: [outputs, inputs], which are copied.
+    Int8Weights(const float* weights, std::size_t outputs, std::size_t inputs,
+                const std::shared_ptr<WeightMemory>& memory = std::make_shared<WeightMemory>())
+        : inputs_(inputs), matrix_(memory, whole_groups(weights, outputs), outputs, width()) {}
+
+    std::size_t outputs() const { return matrix_.outputs; }
+
+    // x: [rows, inputs]; y: [rows, outputs].
+    void multiply(const float* x, std::size_t rows, float* y, const Workers& workers) const {
+        if (rows > 0) Input(whole_groups(x, rows), rows, width(), workers).multiply({&matrix_}, y, matrix_.outputs);
+    }
+
+  private:
+    std::size_t width() const { return (inputs_ + kGroup - 1) / kGroup * kGroup; }
+
+    // The rows, or a copy of the calling thread's, valid until the next.
+    const float* whole_groups(const float* rows, std::size_t count) const {
+        if (width() == inputs_) return rows;
+        thread_local std::vector<float> wider;
+        wider.assign(count * width(), 0.0f);
+        for (std::size_t row = 0; row < count; ++row)
+            std::copy_n(rows + row * inputs_, inputs_, wider.data() + row * width());
+        return wider.data();
+    }
+
+    std::size_t inputs_;
+    Matrix matrix_;
+};
+
+// silu(x) in place, [rows, kLanes].
+struct Silu {
+    float* numbers;
+
+    [[gnu::always_inline]] void row(std::size_t number) const {
+        Lanes& x = lanes(numbers + number * kLanes);
+        x = silu(x);
+    }
+};
+
+class Int8Heads {
+  public:
+    // up: [heads, inner, inputs]; down: [heads, size, inner]; they are copied.
+    Int8Heads(const float* up, const float* down, std::size_t heads, std::size_t inner, std::size_t size,
+              std::size_t inputs)
+        : size_(size), inner_(inner), inputs_(inputs) {
+        const auto memory = std::make_shared<WeightMemory>();
+        for (std::size_t head = 0; head < heads; ++head) {
+            up_.emplace_back(up + head * inner * inputs, inner, inputs, memory);
+            down_.emplace_back(down + head * inner * size, size, inner, memory);
+        }
+    }
+
+    // x: [rows, inputs]; to: [rows, heads, size] of the first `heads` heads.
+    void states(const float* x, std::size_t rows, std::size_t heads, float* to, const Workers& workers) const {
+        const std::size_t vectors = (rows * inner_ + kLanes - 1) / kLanes;
+        thread_local std::vector<float> inner, product;  // kept: an allocation costs more than filling it
+        inner.resize(std::max(inner.size(), vectors * kLanes));
+        product.resize(std::max(product.size(), rows * size_));
+        for (std::size_t head = 0; head < heads; ++head) {
+            up_.at(head).multiply(x, rows, inner.data(), workers);
+            for_each_row(Silu{inner.data()}, vectors, 1, isas().front());
+            down_.at(head).multiply(inner.data(), rows, product.data(), workers);
+            for (std::size_t row = 0; row < rows; ++row)
+                for (std::size_t i = 0; i < size_; ++i)
+                    to[(row * heads + head) * size_ + i] = x[row * inputs_ + i] + product[row * size_ + i];
+        }
+    }
+
+    // The same, and the k best tokens of each head, as of `TopK`, with their log-probabilities; projection: [tokens,
+    // size].
+    void top_k(const float* x, std::size_t rows, std::size_t heads, const Int8Weights& projection, std::size_t k,
+               std::int32_t* tokens, float* log_probs, float* to, const Workers& workers) const {
+        const std::size_t slots = rows * heads, count = projection.outputs();
+        thread_local std::vector<float> logits, log_sums;
+        logits.resize(std::max(logits.size(), slots * count));
+        log_sums.resize(std::max(log_sums.size(), slots));
+        states(x, rows, heads, to, workers);
+        projection.multiply(to, slots, logits.data(), workers);
+        const TopK best{logits.data(), count, k, log_probs, tokens, log_sums.data()};
+        for_each_row(best, slots, workers.threads, isas().front());
+        for (std::size_t i = 0; i < slots * k; ++i) log_probs[i] -= log_sums[i / k];
+    }
+
+  private:
+    std::size_t size_, inner_, inputs_;
+    std::deque<Int8Weights> up_, down_;
+};
+
+}  // namespace engine
