@@ -1,8 +1,8 @@
-// The token of the largest logit, which few bits of the weights tell from nearly all others.
+// The argmax of the logits, for greedy decoding: most tokens are excluded by the upper bits of their weights.
 //
-// Of 8-bit weights the upper six are read first. No logit differs from theirs by more than the norm of a token's lower
-// bits times that of the state (Cauchy-Schwarz), so only tokens within that distance of the best one found are computed
-// whole: of SmolLM2's 49,152 mostly fewer than ten. The token is the same bit for bit.
+// Of 8-bit weights the upper six are read first. A logit differs from this approximation by at most the norm of the
+// token's lower bits times the norm of the state (Cauchy-Schwarz). So exact logits are computed only for tokens that may
+// reach that of the best approximation: for SmolLM2 mostly fewer than ten of 49,152. The argmax is exact.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class BestToken {
     BestToken(SharedMatrix projection, float softcap) : projection_(std::move(projection)), softcap_(softcap) {
         // A bias is not in the bound; of capped logits those of other tokens may become equal.
         if (projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && softcap == 0.0f)
-            upper_ = projection_->upper_bits(rest_);
+            upper_ = projection_->upper_bits(errors_);
     }
 
     // states: [rows, inputs]; to: [rows], of equal logits the lowest token.
@@ -31,31 +31,31 @@ class BestToken {
         if (is_quantized(projection_->type)) input.round();
         // Of more rows the products take the time, not the weights.
         const bool few = upper_ != nullptr && rows <= workers.operations.together;
-        const std::vector<Found> best = found(input, rows, few ? promising(input, rows, states) : ranges(*projection_));
+        const auto best = maxima(input, rows, few ? candidates(input, rows, states) : ranges(*projection_));
         for (std::size_t row = 0; row < rows; ++row) to[row] = best[row].token;
     }
 
   private:
-    struct Found {
+    struct Maximum {
         float logit;
         std::int64_t token;
     };
-    struct Range {
-        std::size_t begin, end;  // panels
+    struct PanelRange {
+        std::size_t begin, end;
     };
 
     // All panels, so many at a time that logits stay in the cache.
-    static std::vector<Range> ranges(const Matrix& matrix) {
+    static std::vector<PanelRange> ranges(const Matrix& matrix) {
         constexpr std::size_t kPanels = 16;
-        std::vector<Range> all;
+        std::vector<PanelRange> all;
         for (std::size_t panel = 0; panel < matrix.count(); panel += kPanels)
             all.push_back({panel, std::min(matrix.count(), panel + kPanels)});
         return all;
     }
 
-    // [rows] the largest logits of ranges, which ascend.
-    std::vector<Found> found(const Input& input, std::size_t rows, const std::vector<Range>& some) const {
-        std::vector<Found> best(some.size() * rows);
+    // [rows] the maxima of the exact logits of ranges, which ascend.
+    std::vector<Maximum> maxima(const Input& input, std::size_t rows, const std::vector<PanelRange>& some) const {
+        std::vector<Maximum> best(some.size() * rows);
         input.workers().run(some.size(), [&](std::size_t i) {
             thread_local Scratch<float> scratch;
             const std::size_t first = some[i].begin * projection_->width();
@@ -65,7 +65,7 @@ class BestToken {
             for (std::size_t row = 0; row < rows; ++row, logits += width) {
                 const std::size_t size = std::min(width, projection_->outputs - first);
                 if (softcap_ != 0.0f) input.workers().operations.softcap(logits, size, softcap_);
-                const std::size_t at = input.workers().operations.largest(logits, size);
+                const std::size_t at = input.workers().operations.argmax(logits, size);
                 best[i * rows + row] = {logits[at], static_cast<std::int64_t>(first + at)};
             }
         });
@@ -74,36 +74,36 @@ class BestToken {
         return best;
     }
 
-    // The panels of the tokens whose logits are not certainly smaller than that of the token whose upper bits say most.
-    std::vector<Range> promising(const Input& input, std::size_t rows, const float* states) const {
+    // The panels with a token whose logit may be at least the exact one of the best approximation.
+    std::vector<PanelRange> candidates(const Input& input, std::size_t rows, const float* states) const {
         thread_local Scratch<float> scratch;
         const std::size_t count = upper_->count(), step = count * kOutputs, size = upper_->inputs;
         float* logits = scratch.of(rows * step);
         for (std::size_t row = 1; row <= rows; ++row)  // the last panel may have fewer outputs
             std::fill_n(logits + row * step - kOutputs, kOutputs, 0.0f);
-        const std::vector<Range> all = ranges(*upper_);
+        const std::vector<PanelRange> all = ranges(*upper_);
         input.workers().run(all.size(), [&](std::size_t i) {
             input.panels(*upper_, all[i].begin, all[i].end, logits + all[i].begin * kOutputs, step);
         });
-        std::vector<std::uint8_t> reached(count);
+        std::vector<std::uint8_t> marked(count);
         for (std::size_t row = 0; row < rows; ++row, logits += step, states += size) {
-            const std::size_t panel = input.workers().operations.largest(logits, upper_->outputs) / kOutputs;
-            const float least = found(input, rows, {{panel, panel + 1}})[row].logit;
+            const std::size_t panel = input.workers().operations.argmax(logits, upper_->outputs) / kOutputs;
+            const float least = maxima(input, rows, {{panel, panel + 1}})[row].logit;
             double squares = 0.0;
             for (std::size_t i = 0; i < size; ++i) squares += static_cast<double>(states[i]) * states[i];
             // Rounding makes no group's norm larger by more than 2.3 %.
             const float norm = static_cast<float>(1.03 * std::sqrt(squares));
-            reached[panel] = 1;
-            input.workers().operations.reach(logits, rest_.data(), count, norm, least, reached.data());
+            marked[panel] = 1;
+            input.workers().operations.mark_candidates(logits, errors_.data(), count, norm, least, marked.data());
         }
-        std::vector<Range> some;
+        std::vector<PanelRange> some;
         for (std::size_t panel = 0; panel < count; ++panel)
-            if (reached[panel] != 0) some.push_back({panel, panel + 1});
+            if (marked[panel] != 0) some.push_back({panel, panel + 1});
         return some;
     }
 
-    SharedMatrix projection_, upper_;  // upper_: null if all weights are read
-    std::vector<float> rest_;          // by token the norm of what the upper bits leave out
+    SharedMatrix projection_, upper_;  // upper_: null: exact logits of all tokens
+    std::vector<float> errors_;          // by token, of the approximation, for a state of norm 1
     float softcap_ = 0.0f;
 };
 

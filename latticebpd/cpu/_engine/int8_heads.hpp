@@ -1,5 +1,5 @@
 // Products of drafters, whose weights are rounded to 8 bits: a draft need not be exact, and reading the weights takes the
-// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be wider than
+// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be buffer than
 // the state x, which comes first.
 #pragma once
 
@@ -17,32 +17,32 @@
 
 namespace engine {
 
-// A matrix as of q8_0; its inputs are filled up to whole groups by zeros.
+// A q8_0 matrix; its inputs are padded with zeros to whole groups.
 class Int8Weights {
   public:
     // weights: [outputs, inputs], which are copied.
     Int8Weights(const float* weights, std::size_t outputs, std::size_t inputs,
                 const std::shared_ptr<WeightMemory>& memory = std::make_shared<WeightMemory>())
-        : inputs_(inputs), matrix_(memory, whole_groups(weights, outputs), outputs, width()) {}
+        : inputs_(inputs), matrix_(memory, padded(weights, outputs), outputs, width()) {}
 
     std::size_t outputs() const { return matrix_.outputs; }
 
     // x: [rows, inputs]; y: [rows, outputs].
     void multiply(const float* x, std::size_t rows, float* y, const Workers& workers) const {
-        if (rows > 0) Input(whole_groups(x, rows), rows, width(), workers).multiply({&matrix_}, y, matrix_.outputs);
+        if (rows > 0) Input(padded(x, rows), rows, width(), workers).multiply({&matrix_}, y, matrix_.outputs);
     }
 
   private:
     std::size_t width() const { return (inputs_ + kGroup - 1) / kGroup * kGroup; }
 
-    // The rows, or a copy of the calling thread's, valid until the next.
-    const float* whole_groups(const float* rows, std::size_t count) const {
+    // The rows, or a padded copy that is valid until the calling thread's next one.
+    const float* padded(const float* rows, std::size_t count) const {
         if (width() == inputs_) return rows;
-        thread_local std::vector<float> wider;
-        wider.assign(count * width(), 0.0f);
+        thread_local std::vector<float> buffer;
+        buffer.assign(count * width(), 0.0f);
         for (std::size_t row = 0; row < count; ++row)
-            std::copy_n(rows + row * inputs_, inputs_, wider.data() + row * width());
-        return wider.data();
+            std::copy_n(rows + row * inputs_, inputs_, buffer.data() + row * width());
+        return buffer.data();
     }
 
     std::size_t inputs_;

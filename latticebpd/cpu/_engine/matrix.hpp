@@ -59,13 +59,13 @@ class Matrix {
         });
     }
 
-    // The upper six bits of 8-bit weights. rest: [count, 16], by output at least the norm of the weights' lower bits:
-    // products with both differ by at most `rest` times the norm of the numbers, whatever their rounding.
-    std::shared_ptr<const Matrix> upper_bits(std::vector<float>& rest) const {
+    // The upper six bits of 8-bit weights. errors: [count, 16], by output a bound: products with both matrices differ by at
+    // most the error times the norm of the numbers, rounding included.
+    std::shared_ptr<const Matrix> upper_bits(std::vector<float>& errors) const {
         constexpr Format kOwn = format_of(Type::kQ80), kOther = format_of(Type::kUpper);
         constexpr int kLower = kOwn.bits - kOther.bits, kStep = 1 << kLower, kMost = kOther.offset - 1;
         const std::shared_ptr<Matrix> made(new Matrix(memory_, Type::kUpper, outputs, inputs));
-        rest.resize(count() * kOutputs);
+        errors.resize(count() * kOutputs);
         made->fill([&](std::size_t output, std::uint8_t* panel) {
             const std::uint8_t* own = panels_ + output / kOutputs * panel_bytes(type, inputs);
             const std::uint8_t* scales = own + inputs / kGroup * kOwn.weight_bytes();
@@ -89,7 +89,7 @@ class Matrix {
             }
             // Sums over so many groups round by less than this part of the product of the norms.
             const double rounding = static_cast<double>(inputs / kGroup + 8) * 0x1p-22;
-            rest[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(whole));
+            errors[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(whole));
         });
         return made;
     }

@@ -80,11 +80,11 @@ struct Operations {
     void (*softcap)(float* x, std::size_t size, float cap);
     // As float16, to the nearest; size: a multiple of 16.
     void (*halve)(const float* x, std::size_t size, std::uint16_t* to);
-    // The first largest number's place.
-    std::size_t (*largest)(const float* x, std::size_t size);
-    // Sets the bytes of groups of 16 in which a number may be `least`, each being too small by up to its part of `by`
-    // times `norm`.
-    void (*reach)(const float* x, const float* by, std::size_t groups, float norm, float least, std::uint8_t* to);
+    // The index of the largest number, of equal ones the lowest.
+    std::size_t (*argmax)(const float* x, std::size_t size);
+    // Sets the bytes of groups of 16 with an x + norm * error that is not below `least`; x, errors: [groups, 16].
+    void (*mark_candidates)(const float* x, const float* errors, std::size_t groups, float norm, float least,
+                            std::uint8_t* to);
     // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
     std::size_t together;
 };
