@@ -1,14 +1,15 @@
 // The argmax of the logits, for greedy decoding: most tokens are excluded by the upper bits of their weights.
 //
 // Of 8-bit weights the upper six are read first. A logit differs from this approximation by at most the norm of the
-// token's lower bits times the norm of the state (Cauchy-Schwarz). So exact logits are computed only for tokens that may
-// reach that of the best approximation: for SmolLM2 mostly fewer than ten of 49,152. The argmax is exact.
+// token's lower bits times the norm of the state (Cauchy-Schwarz). So exact logits are computed only for tokens that
+// may reach that of the best approximation: for SmolLM2 mostly fewer than ten of 49,152. The argmax is exact.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -18,20 +19,19 @@ namespace engine {
 
 class BestToken {
   public:
-    BestToken() = default;
-    BestToken(SharedMatrix projection, float softcap) : projection_(std::move(projection)), softcap_(softcap) {
-        // A bias is not in the bound; of capped logits those of other tokens may become equal.
-        if (projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && softcap == 0.0f)
-            upper_ = projection_->upper_bits(errors_);
-    }
+    BestToken(SharedMatrix projection, float softcap) : projection_(std::move(projection)), softcap_(softcap) {}
 
     // states: [rows, inputs]; to: [rows], of equal logits the lowest token.
     void find(const float* states, std::size_t rows, std::int64_t* to, const Workers& workers) const {
         Input input(states, rows, projection_->inputs, workers);
         if (is_quantized(projection_->type)) input.round();
         // Of more rows the products take the time, not the weights.
-        const bool few = upper_ != nullptr && rows <= workers.operations.together;
-        const auto best = maxima(input, rows, few ? candidates(input, rows, states) : ranges(*projection_));
+        const bool few = rows <= workers.operations.together;
+        // When it is first needed, since not every program decodes greedily. A bias is not in the bound, and of capped
+        // logits those of other tokens may become equal.
+        if (few && projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && softcap_ == 0.0f)
+            std::call_once(once_, [&] { upper_ = projection_->upper_bits(errors_); });
+        const auto best = maxima(input, rows, few && upper_ ? candidates(input, rows, states) : ranges());
         for (std::size_t row = 0; row < rows; ++row) to[row] = best[row].token;
     }
 
@@ -45,11 +45,11 @@ class BestToken {
     };
 
     // All panels, so many at a time that logits stay in the cache.
-    static std::vector<PanelRange> ranges(const Matrix& matrix) {
+    std::vector<PanelRange> ranges() const {
         constexpr std::size_t kPanels = 16;
         std::vector<PanelRange> all;
-        for (std::size_t panel = 0; panel < matrix.count(); panel += kPanels)
-            all.push_back({panel, std::min(matrix.count(), panel + kPanels)});
+        for (std::size_t panel = 0; panel < projection_->count(); panel += kPanels)
+            all.push_back({panel, std::min(projection_->count(), panel + kPanels)});
         return all;
     }
 
@@ -75,16 +75,13 @@ class BestToken {
     }
 
     // The panels with a token whose logit may be at least the exact one of the best approximation.
-    std::vector<PanelRange> candidates(const Input& input, std::size_t rows, const float* states) const {
+    std::vector<PanelRange> candidates(Input& input, std::size_t rows, const float* states) const {
         thread_local Scratch<float> scratch;
         const std::size_t count = upper_->count(), step = count * kOutputs, size = upper_->inputs;
         float* logits = scratch.of(rows * step);
         for (std::size_t row = 1; row <= rows; ++row)  // the last panel may have fewer outputs
             std::fill_n(logits + row * step - kOutputs, kOutputs, 0.0f);
-        const std::vector<PanelRange> all = ranges(*upper_);
-        input.workers().run(all.size(), [&](std::size_t i) {
-            input.panels(*upper_, all[i].begin, all[i].end, logits + all[i].begin * kOutputs, step);
-        });
+        input.multiply({upper_.get()}, logits, step);
         std::vector<std::uint8_t> marked(count);
         for (std::size_t row = 0; row < rows; ++row, logits += step, states += size) {
             const std::size_t panel = input.workers().operations.argmax(logits, upper_->outputs) / kOutputs;
@@ -102,9 +99,11 @@ class BestToken {
         return some;
     }
 
-    SharedMatrix projection_, upper_;  // upper_: null: exact logits of all tokens
-    std::vector<float> errors_;          // by token, of the approximation, for a state of norm 1
-    float softcap_ = 0.0f;
+    SharedMatrix projection_;
+    float softcap_;
+    mutable std::once_flag once_;
+    mutable SharedMatrix upper_;  // null: exact logits of all tokens
+    mutable std::vector<float> errors_;  // by token, of the approximation, for a state of norm 1
 };
 
 }  // namespace engine

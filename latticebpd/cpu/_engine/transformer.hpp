@@ -150,9 +150,8 @@ class Transformer {
                 Numbers final_norm, std::size_t isa)
         : settings_(std::move(settings)), layers_(std::move(layers)), embedding_(std::move(embedding)),
           projection_(std::move(projection)), final_norm_(std::move(final_norm)),
-          operations_(*operations().at(isa)) {
+          best_(projection_, settings_.logit_softcap), operations_(*operations().at(isa)) {
         check();
-        best_ = BestToken(projection_, settings_.logit_softcap);
         for (const Layer& layer : layers_)
             if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end())
                 windows_.push_back(layer.window);
