@@ -85,8 +85,9 @@ struct Operations {
     // Sets the bytes of groups of 16 with an x + norm * error that is not below `least`; x, errors: [groups, 16].
     void (*mark_candidates)(const float* x, const float* errors, std::size_t groups, float norm, float least,
                             std::uint8_t* to);
-    // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
-    std::size_t together;
+    // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time; and
+    // rows for which a product by the upper bits takes less time.
+    std::size_t together, upper_rows;
 };
 
 // Outputs of a panel.
