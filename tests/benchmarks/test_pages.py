@@ -225,15 +225,15 @@ def answers() -> Cells:
 
 
 def answers_without_avx512() -> Cells:
-    """Tokens a second of processor time with one thread and of wall-clock time with two; texts that are those without
-    drafts; the share of processor time outside of passes."""
+    """Tokens a second with one thread and with two; texts that are those without drafts; the share of processor time
+    outside of passes."""
     one, two, rows = decodes("answers-avx2.csv"), decodes("answers-avx2.csv", "2"), Cells()
     for key in [*PEERS, *PYTORCH, *OWN]:
         own, other = one[key], two.get(key)
         outside = f"{100 * (1 - own['pass_ms'].sum() / own['cpu_ms'].sum()):.1f} %" if own["pass_ms"].any() else ""
         same = f"{own['same'].sum():.0f} of {len(own['same'])}" if key[1] else ""
         second = "" if other is None else shown(*pooled(other["tokens"] * 1e3, other["wall_ms"]), places=1)
-        rows.append([None, shown(*pooled(own["tokens"] * 1e3, own["cpu_ms"]), places=1), second, same, outside])
+        rows.append([None, shown(*pooled(own["tokens"] * 1e3, own["wall_ms"]), places=1), second, same, outside])
     assert len(rows) == len(one)
     return rows
 
@@ -307,7 +307,7 @@ def perplexities() -> Cells:
 
 LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")
 PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
-PYTORCH = (("PyTorch float32", ""), ("PyTorch float32", "prompt lookup"))
+PYTORCH = tuple(("PyTorch float32", drafts) for drafts in ("", "prompt lookup 3", "prompt lookup 5", "prompt lookup 10"))
 ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-copies", "copies+16-tree")
 OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
 
