@@ -307,7 +307,9 @@ def perplexities() -> Cells:
 
 LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")
 PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
-PYTORCH = tuple(("PyTorch float32", drafts) for drafts in ("", "prompt lookup 3", "prompt lookup 5", "prompt lookup 10"))
+PYTORCH = tuple(
+    ("PyTorch float32", drafts) for drafts in ("", "prompt lookup 3", "prompt lookup 5", "prompt lookup 10")
+)
 ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-copies", "copies+16-tree")
 OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
 
