@@ -23,18 +23,25 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(indices, values - totals, strict=True))
 
 
-class Int8Matrix:
-    """A product with weights ``[inputs, outputs]``, rounded to 8 bits: a quarter of the memory to read."""
+class Int8TransitionKernels:
+    """Transitions of heads, rounded to 8 bits.  up, down: ``[2 hidden, width]`` and ``[width, hidden]``.  embeddings:
+    ``[tokens, hidden]``.  epsilon: added to the mean square of an embedding."""
 
-    def __init__(self, weights: np.ndarray) -> None:
-        rows = np.ascontiguousarray(weights.T, np.float32)
-        self._weights, self._outputs = _engine.Int8Weights(rows.ctypes.data, *rows.shape), len(rows)
+    def __init__(self, up: np.ndarray, down: np.ndarray, embeddings: _engine.Int8Weights, epsilon: float) -> None:
+        parts = np.ascontiguousarray(np.split(up, 2), np.float32).swapaxes(1, 2)
+        rows = [np.ascontiguousarray(each, np.float32) for each in (parts, down)]
+        addresses = (each.ctypes.data for each in rows)
+        self._transitions = _engine.Int8Transitions(*addresses, len(down), embeddings, epsilon)
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """``[..., inputs]`` -> ``[..., outputs]``."""
-        given, products = np.ascontiguousarray(x, np.float32), np.empty((*x.shape[:-1], self._outputs), np.float32)
-        self._weights.multiply(given.ctypes.data, given.size // x.shape[-1], products.ctypes.data, num_threads())
-        return products
+    def pair_scores(self, states: np.ndarray, tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+        """``[rows, slots, hidden]`` states, and each slot's ``[rows, slots, k]`` tokens (int32) and log-probabilities
+        -> ``[rows, slots - 1, k, k]``: the log-probability of a token and what transitions add to it after each token of
+        the slot before.  All are as `Int8HeadKernels.top_k` returns them."""
+        rows, slots, k = tokens.shape
+        scores = np.empty((rows, slots - 1, k, k), np.float32)
+        given = (each.ctypes.data for each in (states, tokens, log_probs))
+        self._transitions.pair_scores(*given, rows, slots, k, scores.ctypes.data, num_threads())
+        return scores
 
 
 class Int8HeadKernels:

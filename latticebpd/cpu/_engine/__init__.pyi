@@ -4,8 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 def isas() -> int: ...
-def row_isas() -> int:
-    """Number of instruction sets of this processor that `top_k` is compiled for."""
 
 def dequantized(type: int, blocks: NDArray[np.uint8]) -> NDArray[np.float32]: ...
 
@@ -113,6 +111,17 @@ class Int8Heads:
     ) -> None:
         """``[rows, inputs]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
         their log-probabilities, ``[rows, heads, k]``, as of `top_k`; to: the states of `states`."""
+
+class Int8Transitions:
+    """Transitions of heads, ``up [2, width, size]`` and ``down [width, size]``, rounded to 8 bits, of tokens with
+    ``embeddings [tokens, size]``."""
+
+    def __init__(self, up: int, down: int, width: int, embeddings: Int8Weights, epsilon: float, /) -> None: ...
+    def pair_scores(
+        self, states: int, tokens: int, log_probs: int, rows: int, slots: int, k: int, to: int, threads: int, /
+    ) -> None:
+        """``[rows, slots, size]``, and ``[rows, slots, k]`` tokens (int32) and log-probabilities, -> ``[rows, slots - 1,
+        k, k]``: those of each of a slot's tokens and what transitions add after each of the slot before."""
 
 def top_k(
     x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0

@@ -1,6 +1,6 @@
 // Products of drafters, whose weights are rounded to 8 bits: a draft need not be exact, and reading the weights takes the
-// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be buffer than
-// the state x, which comes first.
+// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be wider
+// than the state x, which comes first.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "instruction_sets.hpp"
 #include "matrix.hpp"
-#include "simd_lanes.hpp"
 #include "top_k.hpp"
 
 namespace engine {
@@ -26,6 +24,9 @@ class Int8Weights {
         : inputs_(inputs), matrix_(memory, padded(weights, outputs), outputs, width()) {}
 
     std::size_t outputs() const { return matrix_.outputs; }
+    std::size_t inputs() const { return inputs_; }
+    // The weights of one output; to: [inputs in whole groups].
+    void row(std::size_t output, float* to) const { matrix_.row(output, to); }
 
     // x: [rows, inputs]; y: [rows, outputs].
     void multiply(const float* x, std::size_t rows, float* y, const Workers& workers) const {
@@ -49,16 +50,6 @@ class Int8Weights {
     Matrix matrix_;
 };
 
-// silu(x) in place, [rows, kLanes].
-struct Silu {
-    float* numbers;
-
-    [[gnu::always_inline]] void row(std::size_t number) const {
-        Lanes& x = lanes(numbers + number * kLanes);
-        x = silu(x);
-    }
-};
-
 class Int8Heads {
   public:
     // up: [heads, inner, inputs]; down: [heads, size, inner]; they are copied.
@@ -74,13 +65,13 @@ class Int8Heads {
 
     // x: [rows, inputs]; to: [rows, heads, size] of the first `heads` heads.
     void states(const float* x, std::size_t rows, std::size_t heads, float* to, const Workers& workers) const {
-        const std::size_t vectors = (rows * inner_ + kLanes - 1) / kLanes;
+        const std::size_t padded = (rows * inner_ + kOutputs - 1) / kOutputs * kOutputs;
         thread_local std::vector<float> inner, product;  // kept: an allocation costs more than filling it
-        inner.resize(std::max(inner.size(), vectors * kLanes));
+        inner.resize(std::max(inner.size(), padded));
         product.resize(std::max(product.size(), rows * size_));
         for (std::size_t head = 0; head < heads; ++head) {
             up_.at(head).multiply(x, rows, inner.data(), workers);
-            for_each_row(Silu{inner.data()}, vectors, 1, isas().front());
+            workers.operations.gate(Activation::kSilu, inner.data(), nullptr, padded, inner.data());
             down_.at(head).multiply(inner.data(), rows, product.data(), workers);
             for (std::size_t row = 0; row < rows; ++row)
                 for (std::size_t i = 0; i < size_; ++i)
@@ -98,8 +89,7 @@ class Int8Heads {
         log_sums.resize(std::max(log_sums.size(), slots));
         states(x, rows, heads, to, workers);
         projection.multiply(to, slots, logits.data(), workers);
-        const TopK best{logits.data(), count, k, log_probs, tokens, log_sums.data()};
-        for_each_row(best, slots, workers.threads, isas().front());
+        TopK{logits.data(), count, k, log_probs, tokens, log_sums.data()}.rows(slots, workers);
         for (std::size_t i = 0; i < slots * k; ++i) log_probs[i] -= log_sums[i / k];
     }
 

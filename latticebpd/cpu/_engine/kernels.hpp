@@ -14,6 +14,7 @@
 #include "int8_heads.hpp"
 #include "latticebpd/gil_release.hpp"
 #include "top_k.hpp"
+#include "transitions.hpp"
 
 namespace engine {
 
@@ -24,12 +25,11 @@ inline void bind_kernels(pybind11::module_& module) {
     using Size = std::size_t;
     const py::call_guard<latticebpd::GilRelease> released;
     static constexpr auto at = [](Address address) { return reinterpret_cast<float*>(address); };
-    static constexpr auto workers = [](Size threads) { return Workers{*operations().front(), threads}; };
-    module.def("row_isas", [] { return isas().size(); });
-    py::class_<Int8Weights>(module, "Int8Weights")
+    static constexpr auto workers = [](Size threads, Size isa = 0) { return Workers{*operations().at(isa), threads}; };
+    py::class_<Int8Weights, std::shared_ptr<Int8Weights>>(module, "Int8Weights")
         .def(py::init([](Address weights, Size outputs, Size inputs) {
             const latticebpd::GilRelease unlocked;
-            return std::make_unique<Int8Weights>(at(weights), outputs, inputs);
+            return std::make_shared<Int8Weights>(at(weights), outputs, inputs);
         }))
         .def("multiply", [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
                  self.multiply(at(x), rows, at(y), workers(threads));
@@ -47,10 +47,23 @@ inline void bind_kernels(pybind11::module_& module) {
                  self.top_k(at(x), rows, heads, projection, k, reinterpret_cast<std::int32_t*>(tokens), at(log_probs),
                             at(to), workers(threads));
              }, released);
+    // With the GIL, since they compute tokens' products when these are first asked for.
+    py::class_<Int8Transitions>(module, "Int8Transitions")
+        .def(py::init([](Address up, Address down, Size width, const std::shared_ptr<Int8Weights>& embeddings, float epsilon) {
+            return std::make_unique<Int8Transitions>(at(up), at(down), width, embeddings, epsilon);
+        }))
+        .def("pair_scores", [](Int8Transitions& self, Address states, Address tokens, Address log_probs, Size rows,
+                               Size slots, Size k, Address to, Size threads) {
+            const auto* ids = reinterpret_cast<const std::int32_t*>(tokens);
+            for (Size row = 0; row < rows; ++row)
+                self.pair_scores(at(states) + row * slots * self.size(), ids + row * slots * k,
+                                 at(log_probs) + row * slots * k, slots, k, at(to) + row * (slots - 1) * k * k,
+                                 workers(threads));
+        });
     module.def("top_k", [](Address x, Size rows, Size count, Size k, Address values, Address indices, Address log_sums,
                            Size threads, Size isa) {
-                   const TopK op{at(x), count, k, at(values), reinterpret_cast<std::int32_t*>(indices), at(log_sums)};
-                   for_each_row(op, rows, threads, isas().at(isa));
+                   TopK{at(x), count, k, at(values), reinterpret_cast<std::int32_t*>(indices), at(log_sums)}.rows(
+                       rows, workers(threads, isa));
                }, "x"_a, "rows"_a, "count"_a, "k"_a, "values"_a, "indices"_a, "log_sums"_a, "threads"_a, "isa"_a = 0, released);
     module.def("move", [](Address buffer, Size heads, Size positions, Size bytes, const std::vector<Move>& moves) {
         move_vectors(reinterpret_cast<char*>(buffer), heads, positions, bytes, moves);

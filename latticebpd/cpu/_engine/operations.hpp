@@ -72,7 +72,7 @@ struct Operations {
     void (*add)(const float* x, std::size_t size, float* to);
     // One head, in place.
     void (*rotate)(float* x, const Rotation& rotation, std::size_t row);
-    // to = activation(gate) * up.
+    // to = activation(gate) * up; without `up`, activation(gate).
     void (*gate)(Activation activation, const float* gate, const float* up, std::size_t size, float* to);
     // The columns begin .. end - 1 of one group of heads.
     void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
@@ -82,12 +82,17 @@ struct Operations {
     void (*halve)(const float* x, std::size_t size, std::uint16_t* to);
     // The index of the largest number, of equal ones the lowest.
     std::size_t (*argmax)(const float* x, std::size_t size);
+    // ln sum e^x; not finite where a number is NaN or infinite, or all are -inf.
+    float (*log_sum)(const float* x, std::size_t size);
+    // The largest of every 32 numbers that are 16 apart: [blocks, 32, 16] -> [blocks, 16].
+    void (*maxima)(const float* x, std::size_t blocks, float* to);
+    // The products of x and each of the rows, [count]; size: a multiple of 16.
+    void (*products)(const float* x, const float* const* rows, std::size_t count, std::size_t size, float* to);
     // Sets the bytes of groups of 16 with an x + norm * error that is not below `least`; x, errors: [groups, 16].
     void (*mark_candidates)(const float* x, const float* errors, std::size_t groups, float norm, float least,
                             std::uint8_t* to);
-    // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time; and
-    // rows for which a product by the upper bits takes less time.
-    std::size_t together, upper_rows;
+    // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
+    std::size_t together;
 };
 
 // Outputs of a panel.

@@ -10,10 +10,6 @@ constexpr std::size_t kLanes = 16;
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 
-// The 16 floats from an address on, aligned or not.
-[[gnu::always_inline]] inline const Lanes& lanes(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
-[[gnu::always_inline]] inline Lanes& lanes(float* from) { return *reinterpret_cast<Lanes*>(from); }
-
 // e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats, by
 // value: a template's argument is the type without its attributes, so that a reference would expect aligned memory.
 template <typename Numbers>

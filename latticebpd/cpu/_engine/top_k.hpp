@@ -8,8 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "instruction_sets.hpp"
-#include "simd_lanes.hpp"
+#include "workers.hpp"
 
 namespace engine {
 
@@ -32,43 +31,22 @@ struct TopK {
         }
     };
 
-    [[gnu::always_inline]] void row(std::size_t number) const {
-        constexpr std::size_t kBlock = 32 * kLanes;  // a group is one lane of a block
-        constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    void row(const Operations& operations, std::size_t number) const {
+        constexpr std::size_t kLanes = 16, kBlock = 32 * kLanes;  // a group is one lane of a block
         const float* const x = numbers + number * count;
         const std::size_t blocks = count / kBlock, grouped = blocks * kBlock;
         thread_local std::vector<float> maxima, ordered;  // kept: an allocation costs more than filling it
         thread_local std::vector<Entry> candidates;
-        maxima.resize(blocks * kLanes);
-        float top = -kInfinity;
-        for (std::size_t block = 0; block < blocks; ++block) {
-            Lanes most = lanes(x + block * kBlock);
-            for (std::size_t i = kLanes; i < kBlock; i += kLanes) {
-                const Lanes& some = lanes(x + block * kBlock + i);
-                most = some > most ? some : most;
-            }
-            lanes(&maxima[block * kLanes]) = most;
-        }
-        for (const float each : maxima) top = std::max(top, each);
-        for (std::size_t i = grouped; i < count; ++i) top = std::max(top, x[i]);
-
-        Lanes sums = {};
-        for (std::size_t i = 0; i < grouped; i += kLanes) {
-            Lanes part = lanes(x + i) - top;
-            part = exponential(part);
-            sums += part;
-        }
-        double total = 0;
-        for (std::size_t lane = 0; lane < kLanes; ++lane) total += static_cast<double>(sums[lane]);
-        for (std::size_t i = grouped; i < count; ++i) total += std::exp(static_cast<double>(x[i] - top));
-        log_sums[number] = static_cast<float>(static_cast<double>(top) + std::log(total));
+        log_sums[number] = operations.log_sum(x, count);
         if (!std::isfinite(log_sums[number])) {
             std::fill_n(indices + number * k, k, 0);
             std::fill_n(values + number * k, k, std::numeric_limits<float>::quiet_NaN());
             return;
         }
 
-        float least = -kInfinity;
+        maxima.resize(blocks * kLanes);
+        operations.maxima(x, blocks, maxima.data());
+        float least = -std::numeric_limits<float>::infinity();
         if (k <= maxima.size()) {
             ordered = maxima;
             const auto last = ordered.begin() + static_cast<std::ptrdiff_t>(k - 1);
@@ -88,6 +66,10 @@ struct TopK {
             values[number * k + i] = candidates[i].value;
             indices[number * k + i] = candidates[i].index;
         }
+    }
+
+    void rows(std::size_t size, const Workers& workers) const {
+        workers.each(size, [&](std::size_t number) { row(workers.operations, number); });
     }
 };
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8Matrix
+from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8TransitionKernels
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.chains import chain_weights
@@ -70,8 +70,9 @@ class EngineHeads:
         expect(all(fits), "feed-forward heads for the engine", "others", of=folder)
         self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
         self._embeddings, self._reads_token = target.weights.output_embeddings, reads_token
-        self._transitions = EngineTransitions(ties[0][0], ties[1][0], every, self._embeddings) if ties else None
         self._projection = _engine.Int8Weights(rows.ctypes.data, *rows.shape)
+        matrices = [each[0] for each in ties]
+        self._transitions = Int8TransitionKernels(*matrices, self._projection, EPSILON) if ties else None
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
         self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
@@ -97,46 +98,6 @@ class EngineHeads:
     @property
     def has_transitions(self) -> bool:
         return self._transitions is not None
-
-
-class EngineTransitions:
-    """Scores of a slot's tokens after those of the slot before: ``BlockwiseLM.pair_scores`` with weights of 8 bits."""
-
-    def __init__(
-        self, up: np.ndarray, down: np.ndarray, ids: np.ndarray, embeddings: Callable[[np.ndarray], np.ndarray]
-    ) -> None:
-        """up, down: ``[2 hidden, width]`` and ``[width, hidden]``. ids: ``[n]`` the tokens that heads know.
-        embeddings: from ids to the output embedding's rows."""
-        self._own, before = map(Int8Matrix, np.split(up, 2))
-        added, shape = Int8Matrix(down.T), (len(ids), up.shape[1])
-        self._read = KeptRows(lambda new: before(_normalised(embeddings(ids[new]))), *shape)
-        self._added = KeptRows(lambda new: added(embeddings(ids[new])), *shape)
-
-    def pair_scores(self, states: np.ndarray, best: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-        """``[rows, slots - 1, k, k]``.  states: ``[rows, slots, hidden]``.  best: ``[rows, slots, k]`` indices of
-        ``ids``."""
-        before, after = best[:, :-1], best[:, 1:]
-        inner = self._own(states[:, 1:])[:, :, None] + self._read(before)
-        inner *= 0.5 + 0.5 * np.tanh(0.5 * inner)  # silu, which does not overflow so
-        scores: np.ndarray = inner @ self._added(after).swapaxes(-1, -2)
-        scores += log_probs[:, 1:, None]
-        return scores
-
-
-class KeptRows:
-    """The rows ``[count, width]`` of a table, each computed when it is first asked for, and kept."""
-
-    def __init__(self, compute: Callable[[np.ndarray], np.ndarray], count: int, width: int) -> None:
-        """compute: from ``[n]`` indices to their rows."""
-        self._compute, self._rows, self._known = compute, np.empty((count, width), np.float32), np.zeros(count, bool)
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """``[...]`` -> ``[..., width]``."""
-        if len(new := indices[~self._known[indices]]):
-            new = np.unique(new)
-            self._rows[new], self._known[new] = self._compute(new), True
-        rows: np.ndarray = self._rows[indices]
-        return rows
 
 
 def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+// Transitions of heads, which tie a slot's tokens to those of the slot before, with weights of 8 bits.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "int8_heads.hpp"
+
+namespace engine {
+
+using SharedInt8Weights = std::shared_ptr<const Int8Weights>;
+
+// The products of a matrix and tokens' embeddings, each computed when it is first asked for. Not for several threads.
+class TokenProducts {
+  public:
+    // weights: [width, inputs]; embeddings: [tokens, inputs], each over its root mean square if normalised.
+    TokenProducts(const float* weights, std::size_t width, SharedInt8Weights embeddings, bool normalised, float epsilon)
+        : width_(width), step_((width + kOutputs - 1) / kOutputs * kOutputs), normalised_(normalised),
+          epsilon_(epsilon), embeddings_(std::move(embeddings)), weights_(weights, width, embeddings_->inputs()),
+          known_(embeddings_->outputs()), products_(new float[embeddings_->outputs() * step_]) {}
+
+    std::size_t step() const { return step_; }
+
+    // [step] of a token that was computed, padded with zeros.
+    const float* of(std::int32_t token) const { return products_.get() + static_cast<std::size_t>(token) * step_; }
+
+    void compute(const std::int32_t* tokens, std::size_t count, const Workers& workers) {
+        std::vector<std::size_t> missing;
+        for (std::size_t i = 0; i < count; ++i)
+            if (const auto token = static_cast<std::size_t>(tokens[i]); !std::exchange(known_.at(token), 1))
+                missing.push_back(token);
+        const std::size_t inputs = embeddings_->inputs();
+        std::vector<float> rows(missing.size() * inputs + kGroup), products(missing.size() * width_);
+        for (std::size_t i = 0; i < missing.size(); ++i) {
+            float* row = rows.data() + i * inputs;
+            embeddings_->row(missing[i], row);
+            double squares = 0.0;
+            for (std::size_t n = 0; n < inputs; ++n) squares += static_cast<double>(row[n]) * row[n];
+            const auto scale = static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(inputs) + epsilon_));
+            if (normalised_) std::transform(row, row + inputs, row, [&](float number) { return number * scale; });
+        }
+        weights_.multiply(rows.data(), missing.size(), products.data(), workers);
+        for (std::size_t i = 0; i < missing.size(); ++i) {
+            float* to = products_.get() + missing[i] * step_;
+            std::fill(std::copy_n(products.data() + i * width_, width_, to), products_.get() + (missing[i] + 1) * step_, 0.0f);
+        }
+    }
+
+  private:
+    std::size_t width_, step_;
+    bool normalised_;
+    float epsilon_;
+    SharedInt8Weights embeddings_;
+    Int8Weights weights_;
+    std::vector<char> known_;  // by token
+    std::unique_ptr<float[]> products_;
+};
+
+class Int8Transitions {
+  public:
+    // up: [2, width, size], of a state and of the normalised embedding of the token before; down: [width, size];
+    // embeddings: [tokens, size].
+    Int8Transitions(const float* up, const float* down, std::size_t width, const SharedInt8Weights& embeddings,
+                    float epsilon)
+        : size_(embeddings->inputs()), own_(up, width, size_),
+          before_(up + width * size_, width, embeddings, true, epsilon),
+          after_(down, width, embeddings, false, epsilon) {}
+
+    // states: [slots, size]; tokens, log_probs: [slots, k]; to: [slots - 1, k, k] the log-probability of each of a slot's
+    // tokens and what the transitions add to it after each of the slot before.
+    void pair_scores(const float* states, const std::int32_t* tokens, const float* log_probs, std::size_t slots,
+                     std::size_t k, float* to, const Workers& workers) {
+        const std::size_t pairs = (slots - 1) * k, step = before_.step();
+        before_.compute(tokens, pairs, workers);
+        after_.compute(tokens + k, pairs, workers);
+        std::vector<float> own(slots * step), inner(step);
+        std::vector<const float*> after(k);
+        own_.multiply(states + size_, slots - 1, own.data(), workers);
+        for (std::size_t i = 0; i < pairs; ++i, to += k) {
+            const std::size_t slot = i / k;
+            for (std::size_t j = 0; j < k; ++j) after[j] = after_.of(tokens[(slot + 1) * k + j]);
+            std::copy_n(before_.of(tokens[i]), step, inner.data());
+            workers.operations.add(own.data() + slot * own_.outputs(), own_.outputs(), inner.data());
+            workers.operations.gate(Activation::kSilu, inner.data(), nullptr, step, inner.data());
+            workers.operations.products(inner.data(), after.data(), k, step, to);
+            workers.operations.add(log_probs + (slot + 1) * k, k, to);
+        }
+    }
+
+    std::size_t size() const { return size_; }
+
+  private:
+    std::size_t size_;
+    Int8Weights own_;
+    TokenProducts before_, after_;
+};
+
+}  // namespace engine
