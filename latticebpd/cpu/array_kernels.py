@@ -23,25 +23,29 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(indices, values - totals, strict=True))
 
 
-class Int8TransitionKernels:
-    """Transitions of heads, rounded to 8 bits.  up, down: ``[2 hidden, width]`` and ``[width, hidden]``.  embeddings:
-    ``[tokens, hidden]``.  epsilon: added to the mean square of an embedding."""
+def chain_weights(log_probs: np.ndarray, start: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ``log_probs`` and ``transitions`` of lattices whose arcs have scores after the arcs before them: those of a
+    Markov chain (DSpark, DFlash 2, LiLiCorr; heads with a transition network).
 
-    def __init__(self, up: np.ndarray, down: np.ndarray, embeddings: _engine.Int8Weights, epsilon: float) -> None:
-        parts = np.ascontiguousarray(np.split(up, 2), np.float32).swapaxes(1, 2)
-        rows = [np.ascontiguousarray(each, np.float32) for each in (parts, down)]
-        addresses = (each.ctypes.data for each in rows)
-        self._transitions = _engine.Int8Transitions(*addresses, len(down), embeddings, epsilon)
+    Softmax over j of the scores makes a chain of them, p(j | i). With m_s the probability of the arcs of slot s
+    together, as the drafter gives it,
 
-    def pair_scores(self, states: np.ndarray, tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-        """``[rows, slots, hidden]`` states, and each slot's ``[rows, slots, k]`` tokens (int32) and log-probabilities
-        -> ``[rows, slots - 1, k, k]``: the log-probability of a token and what transitions add to it after each token of
-        the slot before.  All are as `Int8HeadKernels.top_k` returns them."""
-        rows, slots, k = tokens.shape
-        scores = np.empty((rows, slots - 1, k, k), np.float32)
-        given = (each.ctypes.data for each in (states, tokens, log_probs))
-        self._transitions.pair_scores(*given, rows, slots, k, scores.ctypes.data, num_threads())
-        return scores
+        log_probs[0, j]           = log m_0 + log p(j)
+        log_probs[s + 1, j]       = log m_(s + 1) + log sum_i w_i p(j | i)     w: the same sum of slot s
+        transitions[s, i, j]      = log m_(s + 1) + log p(j | i) - log_probs[s + 1, j]
+
+    so that a path's log_probs and transitions add up to its log-probability in the chain, and the mass of a slot's arcs
+    is that of the drafter.
+
+    Args:
+        log_probs: ``[rows, slots, k]`` of the drafter's marginals; only their sums matter.
+        start: ``[rows, k]`` scores of the first slot's arcs.
+        pairs: ``[rows, slots - 1, k, k]`` scores of arc j of slot s + 1 after arc i of slot s.
+
+    Returns:
+        ``[rows, slots, k]`` and ``[rows, slots - 1, k, k]``.
+    """
+    return _engine.chain_weights(log_probs, start, pairs)
 
 
 class Int8HeadKernels:
@@ -51,23 +55,11 @@ class Int8HeadKernels:
     def __init__(self, up: np.ndarray, down: np.ndarray) -> None:
         rows = [np.ascontiguousarray(each.swapaxes(1, 2), np.float32) for each in (up, down)]
         (count, inner, self._hidden), inputs = down.shape, up.shape[1]
-        self._heads = _engine.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, count, inner, self._hidden, inputs)
+        self.kernels = _engine.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, count, inner, self._hidden, inputs)
 
     def states(self, inputs: np.ndarray, slots: int) -> np.ndarray:
         """``[rows, inputs]`` -> ``[rows, slots, hidden]`` of the first ``slots`` heads."""
         given = np.ascontiguousarray(inputs, np.float32)
         states = np.empty((len(given), slots, self._hidden), np.float32)
-        self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, num_threads())
+        self.kernels.states(given.ctypes.data, len(given), slots, states.ctypes.data, num_threads())
         return states
-
-    def top_k(
-        self, inputs: np.ndarray, slots: int, projection: _engine.Int8Weights, k: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """``[rows, inputs]`` -> the ``k`` best tokens of the first ``slots`` heads, and log-probabilities, ``[rows,
-        slots, k]``, and their `states`, in one call: with the projection ``[tokens, hidden]`` and :func:`top_k`."""
-        given, shape = np.ascontiguousarray(inputs, np.float32), (len(inputs), slots, k)
-        tokens, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        states = np.empty((len(given), slots, self._hidden), np.float32)
-        addresses = tokens.ctypes.data, log_probs.ctypes.data, states.ctypes.data
-        self._heads.top_k(given.ctypes.data, len(given), slots, projection, k, *addresses, num_threads())
-        return tokens, log_probs, states

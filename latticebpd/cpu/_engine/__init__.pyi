@@ -1,10 +1,12 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-def isas() -> int: ...
+Floats = NDArray[np.float32]
 
+def isas() -> int: ...
 def dequantized(type: int, blocks: NDArray[np.uint8]) -> NDArray[np.float32]: ...
 
 class WeightMemory: ...
@@ -96,32 +98,22 @@ class Int8Heads:
     def states(self, x: int, rows: int, heads: int, to: int, threads: int, /) -> None:
         """``[rows, inputs]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
 
-    def top_k(
-        self,
-        x: int,
-        rows: int,
-        heads: int,
-        projection: Int8Weights,
-        k: int,
-        tokens: int,
-        log_probs: int,
-        to: int,
-        threads: int,
-        /,
-    ) -> None:
-        """``[rows, inputs]`` -> the ``k`` best tokens (int32) of each head after the projection ``[tokens, size]`` and
-        their log-probabilities, ``[rows, heads, k]``, as of `top_k`; to: the states of `states`."""
+class HeadLattices:
+    """Lattices of heads, their projection ``[tokens, size]`` and its tokens' ids; with transitions ``up [2, width,
+    size]``, of a state and the token before, and ``down [width, size]``, where the width is not 0."""
 
-class Int8Transitions:
-    """Transitions of heads, ``up [2, width, size]`` and ``down [width, size]``, rounded to 8 bits, of tokens with
-    ``embeddings [tokens, size]``."""
+    def __init__(
+        self, heads: Int8Heads, projection: Int8Weights, ids: Sequence[int], up: Floats, down: Floats, /
+    ) -> None: ...
+    def lattices(self, inputs: Floats, slots: int, k: int, tied: bool, threads: int, /) -> tuple[NDArray[Any], ...]:
+        """``[rows, inputs]``, all but the final states of which is normalised here, -> the ``k`` best tokens (int32) of
+        each head and their log-probabilities, ``[rows, slots, k]``; if tied, transitions ``[rows, slots - 1, k, k]``.
+        ValueError for states that are not finite."""
 
-    def __init__(self, up: int, down: int, width: int, embeddings: Int8Weights, epsilon: float, /) -> None: ...
-    def pair_scores(
-        self, states: int, tokens: int, log_probs: int, rows: int, slots: int, k: int, to: int, threads: int, /
-    ) -> None:
-        """``[rows, slots, size]``, and ``[rows, slots, k]`` tokens (int32) and log-probabilities, -> ``[rows, slots - 1,
-        k, k]``: those of each of a slot's tokens and what transitions add after each of the slot before."""
+def chain_weights(log_probs: Floats, start: Floats, pairs: Floats, /) -> tuple[Floats, Floats]: ...
+
+EPSILON: float
+"""Added to the mean square of a vector before it is divided by the root."""
 
 def top_k(
     x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0

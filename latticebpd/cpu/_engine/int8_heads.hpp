@@ -1,6 +1,5 @@
 // Products of drafters, whose weights are rounded to 8 bits: a draft need not be exact, and reading the weights takes the
-// time. Feed-forward heads, x + D_i silu(U_i x), and their best tokens, in one call. What U_i reads may be wider
-// than the state x, which comes first.
+// time. Feed-forward heads are x + D_i silu(U_i x); what U_i reads may be wider than the state x, which comes first.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <vector>
 
 #include "matrix.hpp"
-#include "top_k.hpp"
 
 namespace engine {
 
@@ -63,6 +61,8 @@ class Int8Heads {
         }
     }
 
+    std::size_t inputs() const { return inputs_; }
+
     // x: [rows, inputs]; to: [rows, heads, size] of the first `heads` heads.
     void states(const float* x, std::size_t rows, std::size_t heads, float* to, const Workers& workers) const {
         const std::size_t padded = (rows * inner_ + kOutputs - 1) / kOutputs * kOutputs;
@@ -77,20 +77,6 @@ class Int8Heads {
                 for (std::size_t i = 0; i < size_; ++i)
                     to[(row * heads + head) * size_ + i] = x[row * inputs_ + i] + product[row * size_ + i];
         }
-    }
-
-    // The same, and the k best tokens of each head, as of `TopK`, with their log-probabilities; projection: [tokens,
-    // size].
-    void top_k(const float* x, std::size_t rows, std::size_t heads, const Int8Weights& projection, std::size_t k,
-               std::int32_t* tokens, float* log_probs, float* to, const Workers& workers) const {
-        const std::size_t slots = rows * heads, count = projection.outputs();
-        thread_local std::vector<float> logits, log_sums;
-        logits.resize(std::max(logits.size(), slots * count));
-        log_sums.resize(std::max(log_sums.size(), slots));
-        states(x, rows, heads, to, workers);
-        projection.multiply(to, slots, logits.data(), workers);
-        TopK{logits.data(), count, k, log_probs, tokens, log_sums.data()}.rows(slots, workers);
-        for (std::size_t i = 0; i < slots * k; ++i) log_probs[i] -= log_sums[i / k];
     }
 
   private:

@@ -7,10 +7,13 @@
 #include <immintrin.h>
 #endif
 
-#include "simd_lanes.hpp"
 #include "weight_memory.hpp"
 
 namespace engine {
+
+constexpr std::size_t kLanes = 16;
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 
 #define ENGINE_ISA 0
 namespace plain {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "workers.hpp"
@@ -23,20 +24,12 @@ struct TopK {
     std::int32_t* indices;
     float* log_sums;
 
-    struct Entry {
-        float value;
-        std::int32_t index;
-        bool operator<(const Entry& other) const {
-            return value != other.value ? value > other.value : index < other.index;
-        }
-    };
-
     void row(const Operations& operations, std::size_t number) const {
         constexpr std::size_t kLanes = 16, kBlock = 32 * kLanes;  // a group is one lane of a block
         const float* const x = numbers + number * count;
         const std::size_t blocks = count / kBlock, grouped = blocks * kBlock;
         thread_local std::vector<float> maxima, ordered;  // kept: an allocation costs more than filling it
-        thread_local std::vector<Entry> candidates;
+        thread_local std::vector<std::pair<float, std::int32_t>> candidates;  // -number, index: the best comes first
         log_sums[number] = operations.log_sum(x, count);
         if (!std::isfinite(log_sums[number])) {
             std::fill_n(indices + number * k, k, 0);
@@ -55,7 +48,7 @@ struct TopK {
         }
         candidates.clear();
         const auto add = [&](std::size_t i) {
-            if (x[i] >= least) candidates.push_back({x[i], static_cast<std::int32_t>(i)});
+            if (x[i] >= least) candidates.emplace_back(-x[i], static_cast<std::int32_t>(i));
         };
         for (std::size_t group = 0; group < maxima.size(); ++group)
             if (maxima[group] >= least)
@@ -63,8 +56,8 @@ struct TopK {
         for (std::size_t i = grouped; i < count; ++i) add(i);
         std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(k), candidates.end());
         for (std::size_t i = 0; i < k; ++i) {
-            values[number * k + i] = candidates[i].value;
-            indices[number * k + i] = candidates[i].index;
+            values[number * k + i] = -candidates[i].first;
+            indices[number * k + i] = candidates[i].second;
         }
     }
 

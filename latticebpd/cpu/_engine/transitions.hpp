@@ -15,13 +15,23 @@ namespace engine {
 
 using SharedInt8Weights = std::shared_ptr<const Int8Weights>;
 
+constexpr double kEpsilon = 1e-6;  // added to the mean square of a vector, which may be padding's embedding, all zeros
+
+// In place, over the root mean square.
+inline void normalise(float* x, std::size_t size) {
+    double squares = 0.0;
+    for (std::size_t i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const auto root = static_cast<float>(std::sqrt(squares / static_cast<double>(size) + kEpsilon));
+    for (std::size_t i = 0; i < size; ++i) x[i] /= root;
+}
+
 // The products of a matrix and tokens' embeddings, each computed when it is first asked for. Not for several threads.
 class TokenProducts {
   public:
-    // weights: [width, inputs]; embeddings: [tokens, inputs], each over its root mean square if normalised.
-    TokenProducts(const float* weights, std::size_t width, SharedInt8Weights embeddings, bool normalised, float epsilon)
+    // weights: [width, inputs]; embeddings: [tokens, inputs].
+    TokenProducts(const float* weights, std::size_t width, SharedInt8Weights embeddings, bool normalised)
         : width_(width), step_((width + kOutputs - 1) / kOutputs * kOutputs), normalised_(normalised),
-          epsilon_(epsilon), embeddings_(std::move(embeddings)), weights_(weights, width, embeddings_->inputs()),
+          embeddings_(std::move(embeddings)), weights_(weights, width, embeddings_->inputs()),
           known_(embeddings_->outputs()), products_(new float[embeddings_->outputs() * step_]) {}
 
     std::size_t step() const { return step_; }
@@ -37,12 +47,8 @@ class TokenProducts {
         const std::size_t inputs = embeddings_->inputs();
         std::vector<float> rows(missing.size() * inputs + kGroup), products(missing.size() * width_);
         for (std::size_t i = 0; i < missing.size(); ++i) {
-            float* row = rows.data() + i * inputs;
-            embeddings_->row(missing[i], row);
-            double squares = 0.0;
-            for (std::size_t n = 0; n < inputs; ++n) squares += static_cast<double>(row[n]) * row[n];
-            const auto scale = static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(inputs) + epsilon_));
-            if (normalised_) std::transform(row, row + inputs, row, [&](float number) { return number * scale; });
+            embeddings_->row(missing[i], &rows[i * inputs]);
+            if (normalised_) normalise(&rows[i * inputs], inputs);
         }
         weights_.multiply(rows.data(), missing.size(), products.data(), workers);
         for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -54,7 +60,6 @@ class TokenProducts {
   private:
     std::size_t width_, step_;
     bool normalised_;
-    float epsilon_;
     SharedInt8Weights embeddings_;
     Int8Weights weights_;
     std::vector<char> known_;  // by token
@@ -65,11 +70,9 @@ class Int8Transitions {
   public:
     // up: [2, width, size], of a state and of the normalised embedding of the token before; down: [width, size];
     // embeddings: [tokens, size].
-    Int8Transitions(const float* up, const float* down, std::size_t width, const SharedInt8Weights& embeddings,
-                    float epsilon)
-        : size_(embeddings->inputs()), own_(up, width, size_),
-          before_(up + width * size_, width, embeddings, true, epsilon),
-          after_(down, width, embeddings, false, epsilon) {}
+    Int8Transitions(const float* up, const float* down, std::size_t width, const SharedInt8Weights& embeddings)
+        : size_(embeddings->inputs()), own_(up, width, size_), before_(up + width * size_, width, embeddings, true),
+          after_(down, width, embeddings, false) {}
 
     // states: [slots, size]; tokens, log_probs: [slots, k]; to: [slots - 1, k, k] the log-probability of each of a slot's
     // tokens and what the transitions add to it after each of the slot before.
@@ -91,8 +94,6 @@ class Int8Transitions {
             workers.operations.add(log_probs + (slot + 1) * k, k, to);
         }
     }
-
-    std::size_t size() const { return size_; }
 
   private:
     std::size_t size_;

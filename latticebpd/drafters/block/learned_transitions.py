@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from latticebpd.cpu.array_kernels import chain_weights
 from latticebpd.drafters.block.block_network import BlockDrafter
-from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 
 

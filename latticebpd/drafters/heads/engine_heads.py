@@ -13,14 +13,15 @@ from safetensors.numpy import load_file
 
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.cpu.array_kernels import Int8HeadKernels, Int8TransitionKernels
+from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
-from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
+from latticebpd.machine import num_threads
 from latticebpd.target.engine_target import EngineTarget
 
+EPSILON = _engine.EPSILON
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
 FORMAT_VERSION = 4
 SCALE = ".scale"
@@ -29,15 +30,10 @@ INPUTS = {"feed-forward": 1, "conditioned": 2}
 """Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too.
 Each further layer adds one."""
 TRANSITIONS = ("transitions.up", "transitions.down")
-EPSILON = 1e-6
-"""Added to the mean square of a vector, which may be padding's embedding, all zeros."""
 
 
 class EngineHeads:
-    """The kernels of a folder's heads, and which tokens they know.
-
-    tokens: ``[n]`` int32 ids, ascending; None: all.  fingerprint: of the vocabulary.  vocab_size: of the target.
-    """
+    """The kernels of a folder's heads.  fingerprint: of the vocabulary.  vocab_size: of the target."""
 
     def __init__(self, folder: Path, target: EngineTarget, fingerprint: str) -> None:
         """ValueError or another of ``UNREADABLE`` for heads that ``BlockwiseLM`` has to read, or refuses.
@@ -51,7 +47,7 @@ class EngineHeads:
         sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
         every = np.arange(target.vocab_size) if tokens is None else tokens
         self.layers = tuple(config.get("layers", ()))
-        inputs, reads_token = (INPUTS[config["kind"]] + len(self.layers)) * sizes[0], config["kind"] == "conditioned"
+        inputs = (INPUTS[config["kind"]] + len(self.layers)) * sizes[0]
         fits = (
             config["format_version"] in (3, FORMAT_VERSION),
             config.get("base_fingerprint") is None,  # which is the float weights'
@@ -68,13 +64,15 @@ class EngineHeads:
             all(type(layer) is int and 1 <= layer <= target.num_layers for layer in self.layers),
         )
         expect(all(fits), "feed-forward heads for the engine", "others", of=folder)
-        self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
-        self._embeddings, self._reads_token = target.weights.output_embeddings, reads_token
-        self._projection = _engine.Int8Weights(rows.ctypes.data, *rows.shape)
-        matrices = [each[0] for each in ties]
-        self._transitions = Int8TransitionKernels(*matrices, self._projection, EPSILON) if ties else None
+        rows = np.ascontiguousarray(target.weights.output_rows(every))
+        projection = _engine.Int8Weights(rows.ctypes.data, *rows.shape)
+        tied = [each[0] for each in ties] or [np.empty((2 * sizes[0], 0)), np.empty((0, sizes[0]))]
+        matrices = np.swapaxes(np.split(tied[0], 2), 1, 2), tied[1]
+        heads = Int8HeadKernels(up, down).kernels
+        self._kernels = _engine.HeadLattices(heads, projection, every.tolist(), *matrices)
+        self._embeddings = target.weights.output_embeddings if config["kind"] == "conditioned" else None
+        self.has_transitions = bool(ties)
         self.num_heads, self.num_tokens = len(up) + 1, len(rows)
-        self.tokens = None if tokens is None else tokens.astype(np.int32)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
     def lattices(
@@ -82,22 +80,10 @@ class EngineHeads:
     ) -> list[SausageLattice]:
         """After ``[rows, states]`` and the tokens that they predicted, of the first ``slots`` heads and their
         ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
-        size, chosen = hidden.shape[1] // (1 + len(self.layers)), np.asarray(last)
-        hidden = np.concatenate([hidden, *([self._embeddings(chosen)] if self._reads_token else [])], axis=1)
-        others = hidden[:, size:].reshape(len(hidden), -1, size)
-        hidden[:, size:] = _normalised(others).reshape(len(hidden), -1)
-        best, log_probs, states = self._heads.top_k(hidden, slots, self._projection, min(k, self.num_tokens))
-        tokens = best if self.tokens is None else self.tokens[best]
-        if not np.isfinite(log_probs).all():
-            return list(map(SausageLattice, tokens, log_probs))  # which says what is wrong
-        if self._transitions is None or not transitions or slots < 2:
-            return list(map(SausageLattice.trusted, tokens, log_probs))
-        pairs = self._transitions.pair_scores(states, best, log_probs)
-        return list(map(SausageLattice.trusted, tokens, *chain_weights(log_probs, log_probs[:, 0], pairs)))
-
-    @property
-    def has_transitions(self) -> bool:
-        return self._transitions is not None
+        read = hidden if self._embeddings is None else np.hstack([hidden, self._embeddings(np.asarray(last))])
+        tied = self.has_transitions and transitions and slots > 1
+        arrays = self._kernels.lattices(read, slots, min(k, self.num_tokens), tied, num_threads())
+        return list(map(SausageLattice.trusted, *arrays))
 
 
 def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -111,13 +97,6 @@ def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:
         expect(fits, wanted, f"shape {tuple(scale.shape)}", of=HEADS_WEIGHTS)
         matrices[name.removesuffix(SCALE)] = matrix * scale
     return matrices
-
-
-def _normalised(vectors: np.ndarray) -> np.ndarray:
-    """``[..., hidden]``, each over its root mean square."""
-    means = np.einsum("...i,...i->...", vectors, vectors)[..., None] / vectors.shape[-1]
-    scaled: np.ndarray = vectors / np.sqrt(means + EPSILON)
-    return scaled
 
 
 class EngineHeadLattices(HeadSource):

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latticebpd.cpu.array_kernels import chain_weights
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
 from latticebpd.drafters.top_k import lattices_from_logits
-from latticebpd.lattices.chains import chain_weights
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from latticebpd.cpu import _engine, array_kernels
 from latticebpd.cpu.array_kernels import Int8HeadKernels
 
-ISAS = range(_engine.row_isas())
+ISAS = range(_engine.isas())
 THREADS = pytest.mark.parametrize("threads", [1, 2])
 
 
@@ -112,22 +113,58 @@ def top_k(isa: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np
     return values[:-1], indices[:-1], log_sums[:-1]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+def head_lattices(rng: np.random.Generator, width: int) -> tuple[Int8HeadKernels, Any, Any, list[np.ndarray], Any]:
+    """Heads that read 96 inputs, a projection to 700 tokens, numbered backwards, and transitions."""
+    heads = Int8HeadKernels(rng.normal(0, 0.1, (3, 96, 20)), rng.normal(0, 0.1, (3, 20, 48)))
+    weights, ties = drawn(rng, 700, 48) / 7, [drawn(rng, 2, width, 48) / 7, drawn(rng, width, 48)]
+    projection = _engine.Int8Weights(address(weights), *weights.shape)
+    return heads, projection, weights, ties, _engine.HeadLattices(heads.kernels, projection, range(700, 0, -1), *ties)
+
+
+def normalised(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.sqrt((vectors**2).mean(-1, keepdims=True) + _engine.EPSILON)
+
+
+@THREADS
 def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
     """The bits of their states, the projection and the best tokens one after another."""
     rng = np.random.default_rng(0)
-    heads = Int8HeadKernels(rng.normal(size=(3, 80, 20)), rng.normal(size=(3, 20, 48)))
-    weights = rng.normal(size=(700, 48)).astype(np.float32)
-    projection = _engine.Int8Weights(address(weights), *weights.shape)
+    heads, projection, _, _, kernels = head_lattices(rng, 0)
     for rows, slots in ((1, 3), (5, 2), (2, 1)):
-        inputs = rng.normal(size=(rows, 80)).astype(np.float32)
-        states, logits = heads.states(inputs, slots), np.empty((rows, slots, 700), np.float32)
+        inputs = drawn(rng, rows, 96)
+        read = np.hstack([inputs[:, :48], normalised(inputs[:, 48:].astype(np.float64))])
+        states, logits = heads.states(read, slots), np.empty((rows, slots, 700), np.float32)
         projection.multiply(address(states), rows * slots, address(logits), threads)
-        for (tokens, log_probs), read, *own in zip(
-            array_kernels.top_k(logits, 9), states, *heads.top_k(inputs, slots, projection, 9), strict=True
-        ):
-            for found, wanted in zip(own, (tokens, log_probs, read), strict=True):
-                np.testing.assert_array_equal(found, wanted)
+        tokens, log_probs = kernels.lattices(inputs, slots, 9, False, threads)
+        for row, (wanted, expected) in enumerate(array_kernels.top_k(logits, 9)):
+            np.testing.assert_array_equal(tokens[row], 700 - wanted)
+            np.testing.assert_allclose(log_probs[row], expected, atol=1e-5)
+    with pytest.raises(ValueError, match="expected finite states, which heads read"):
+        kernels.lattices(np.full((1, 96), np.nan, np.float32), 2, 9, False, threads)
+
+
+@THREADS
+@pytest.mark.parametrize("width", [1, 16, 40])
+def test_transitions_of_heads_are_close_to_their_formula(width: int, threads: int) -> None:
+    """In double precision, and the same whatever was computed before."""
+    rng = np.random.default_rng(width)
+    heads, _, weights, (up, down), kernels = head_lattices(rng, width)
+    inputs = drawn(rng, 4, 96)
+    plain, log_probs = kernels.lattices(inputs, 3, 9, False, threads)
+    tokens, arcs, gains = kernels.lattices(inputs, 3, 9, True, threads)
+    np.testing.assert_array_equal(tokens, plain)
+    embeddings = weights.astype(np.float64)[700 - tokens]
+    states = heads.states(np.hstack([inputs[:, :48], normalised(inputs[:, 48:])]), 3)
+    inner = (states[:, 1:] @ up[0].T)[:, :, None] + normalised(embeddings[:, :-1]) @ up[1].T
+    inner /= 1 + np.exp(-inner)
+    pairs = inner @ (embeddings[:, 1:] @ down.T).swapaxes(-1, -2) + log_probs[:, 1:, None]
+    expected = array_kernels.chain_weights(log_probs, log_probs[:, 0], pairs)
+    for found, wanted in zip((arcs, gains), expected, strict=True):
+        assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
+    for row in range(4):
+        alone = kernels.lattices(inputs[[row]], 3, 9, True, threads)
+        for found, wanted in zip(alone, (tokens, arcs, gains), strict=True):
+            np.testing.assert_array_equal(found[0], wanted[row])
 
 
 def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
         for ours, theirs in zip(own, HeadLattices(source.target, k, slots).lattices(given), strict=True):
             assert theirs is not None
             np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-            if ours.transitions is None or theirs.transitions is None:
-                assert ours == theirs
+            if ours.transitions is None or theirs.transitions is None:  # but for the rounding of normalised vectors
+                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-5)
             else:  # the engine rounds them to 8 bits
                 np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.1, rtol=1e-2)
                 np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.2)
