@@ -25,6 +25,8 @@ class HeadLattices {
         : heads_(std::move(heads)), projection_(std::move(projection)), ids_(std::move(ids)),
           transitions_(std::move(transitions)) {}
 
+    std::size_t inputs() const { return heads_->inputs(); }
+
     // x: [rows, inputs], what heads read: the final state, then others and a token's embedding, each of which is normalised
     // here. tokens, log_probs: [rows, slots, k]; pairs: [rows, slots - 1, k, k], or null: without transitions.
     void lattices(const float* x, std::size_t rows, std::size_t slots, std::size_t k, std::int32_t* tokens,

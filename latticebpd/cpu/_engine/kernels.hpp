@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,8 @@ inline void bind_kernels(pybind11::module_& module) {
             return std::make_unique<HeadLattices>(heads, projection, ids, std::move(transitions));
         }))
         .def("lattices", [](HeadLattices& self, const Floats& inputs, Size slots, Size k, bool tied, Size threads) {
+            if (inputs.ndim() != 2 || static_cast<Size>(inputs.shape(1)) != self.inputs())
+                throw py::value_error("expected states [rows, " + std::to_string(self.inputs()) + "], which heads read");
             const auto rows = static_cast<Size>(inputs.shape(0));
             py::array_t<std::int32_t> tokens({rows, slots, k});
             py::array_t<float> log_probs({rows, slots, k}), pairs({rows, tied ? slots - 1 : 0, k, k});
@@ -65,8 +68,11 @@ inline void bind_kernels(pybind11::module_& module) {
             return tied ? py::tuple(py::make_tuple(tokens, log_probs, pairs)) : py::make_tuple(tokens, log_probs);
         });
     module.def("chain_weights", [](const Floats& log_probs, const Floats& start, const Floats& pairs) {
+        if (log_probs.ndim() != 3 || log_probs.shape(1) == 0) throw py::value_error("expected log_probs [rows, slots, k]");
         const auto rows = static_cast<Size>(log_probs.shape(0)), slots = static_cast<Size>(log_probs.shape(1));
         const auto k = static_cast<Size>(log_probs.shape(2));
+        if (static_cast<Size>(start.size()) != rows * k || static_cast<Size>(pairs.size()) != rows * (slots - 1) * k * k)
+            throw py::value_error("expected start [rows, k] and pairs [rows, slots - 1, k, k]");
         py::array_t<float> arcs({rows, slots, k}), transitions({rows, slots - 1, k, k});
         float *to = arcs.mutable_data(), *gains = transitions.mutable_data();
         std::copy_n(pairs.data(), pairs.size(), gains);

@@ -82,7 +82,7 @@ struct Operations {
     void (*halve)(const float* x, std::size_t size, std::uint16_t* to);
     // The index of the largest number, of equal ones the lowest.
     std::size_t (*argmax)(const float* x, std::size_t size);
-    // ln sum e^x; not finite where a number is NaN or infinite, or all are -inf.
+    // ln sum e^x; not finite where a number is NaN or +infinity, or all are -infinity.
     float (*log_sum)(const float* x, std::size_t size);
     // The largest of every 32 numbers that are 16 apart: [blocks, 32, 16] -> [blocks, 16].
     void (*maxima)(const float* x, std::size_t blocks, float* to);

@@ -22,6 +22,7 @@ from latticebpd.machine import num_threads
 from latticebpd.target.engine_target import EngineTarget
 
 EPSILON = _engine.EPSILON
+"""Added to the mean square of a vector, which may be padding's embedding, all zeros."""
 HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
 FORMAT_VERSION = 4
 SCALE = ".scale"

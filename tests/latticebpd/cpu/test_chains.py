@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
 from latticebpd.cpu.array_kernels import chain_weights
 
@@ -27,6 +28,18 @@ def test_paths_have_the_chains_probabilities_and_arcs_their_marginals() -> None:
             np.testing.assert_allclose(found, np.log(wanted * masses.prod()), atol=1e-5)
             marginals[range(slots), path] += wanted
         np.testing.assert_allclose(np.exp(arcs[row]), marginals * masses[:, None], rtol=1e-5)
+
+
+def test_arrays_of_other_shapes_are_refused() -> None:
+    log_probs, start, pairs = np.zeros((2, 3, 4)), np.zeros((2, 4)), np.zeros((2, 2, 4, 4))
+    for wrong in (
+        (log_probs[0], start, pairs),
+        (log_probs[:, :0], start, pairs),
+        (log_probs, start[:1], pairs),
+        (log_probs, start, pairs[:, :1]),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            chain_weights(*wrong)
 
 
 def test_a_single_slot_keeps_its_weights() -> None:

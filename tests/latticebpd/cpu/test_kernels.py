@@ -141,6 +141,8 @@ def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
             np.testing.assert_allclose(log_probs[row], expected, atol=1e-5)
     with pytest.raises(ValueError, match="expected finite states, which heads read"):
         kernels.lattices(np.full((1, 96), np.nan, np.float32), 2, 9, False, threads)
+    with pytest.raises(ValueError, match=r"expected states \[rows, 96\]"):
+        kernels.lattices(np.zeros((1, 48), np.float32), 2, 9, False, threads)
 
 
 @THREADS
