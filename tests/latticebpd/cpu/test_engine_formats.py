@@ -93,6 +93,17 @@ def test_one_group_is_enough(kind: str) -> None:
         np.testing.assert_allclose(matrix.multiply(x, 1, isa), x @ weights.T, rtol=3e-4, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [-128, -127, 127])
+def test_the_largest_8_bit_weights_times_the_largest_numbers_do_not_overflow(weight: int) -> None:
+    blocks = np.zeros((16, 34), np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    blocks[:, 2:] = np.int8(weight).view(np.uint8)
+    matrix = matrix_of("Q8_0", blocks, 16, 32)
+    for x in (np.ones((3, 32), np.float32), -np.ones((3, 32), np.float32)):
+        for isa in range(_engine.isas()):
+            np.testing.assert_allclose(matrix.multiply(x, 1, isa), 32 * weight * x[:, :16], rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_of_numbers_has_its_bits_in_any_company(kind: str) -> None:
     matrix = matrix_of(kind, blocks_of(kind, 37, 256), 37, 256)
