@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
-engine=(tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
+engine=(tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_chains.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
 selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
   tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py "${engine[@]}")
 if [[ "${1:-}" == "--quick" ]]; then
