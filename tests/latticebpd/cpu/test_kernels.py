@@ -161,12 +161,12 @@ def test_transitions_of_heads_are_close_to_their_formula(width: int, threads: in
     inner /= 1 + np.exp(-inner)
     pairs = inner @ (embeddings[:, 1:] @ down.T).swapaxes(-1, -2) + log_probs[:, 1:, None]
     expected = array_kernels.chain_weights(log_probs, log_probs[:, 0], pairs)
-    for found, wanted in zip((arcs, gains), expected, strict=True):
-        assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
+    for ours, wanted in zip((arcs, gains), expected, strict=True):
+        assert np.linalg.norm(ours - wanted) < 0.02 * np.linalg.norm(wanted)
     for row in range(4):
-        alone = kernels.lattices(inputs[[row]], 3, 9, True, threads)
-        for found, wanted in zip(alone, (tokens, arcs, gains), strict=True):
-            np.testing.assert_array_equal(found[0], wanted[row])
+        single = kernels.lattices(inputs[[row]], 3, 9, True, threads)
+        for ours, wanted in zip(single, (tokens, arcs, gains), strict=True):
+            np.testing.assert_array_equal(ours[0], wanted[row])
 
 
 def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:
