@@ -35,7 +35,7 @@ setup(
             sorted(glob("latticebpd/cpu/_engine/*.cpp")),
             depends=[
                 *sorted(glob("latticebpd/cpu/_engine/*.*pp")),
-                "latticebpd/cpu/_engine/operations.inc",
+                *sorted(glob("latticebpd/cpu/_engine/**/*.inc", recursive=True)),
                 GIL_RELEASE,
             ],
             include_dirs=["fst/include"],

@@ -56,7 +56,7 @@ class Tree:
 
     def build(self, changed: Path) -> None:
         """Compile what depends on a changed file, and what was never compiled."""
-        folder = changed.parent
+        folder = next(self.root / name for name in EXTENSIONS if changed.is_relative_to(self.root / name))
         compiled = {source: self.objects / f"{folder.name}-{source.stem}.o" for source in sorted(folder.glob("*.cpp"))}
         for source, file in compiled.items():
             if not file.exists() or str(changed) in self.compiler("-MM", source):

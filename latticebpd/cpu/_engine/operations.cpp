@@ -4,16 +4,15 @@
 #include <type_traits>
 
 #if defined(__x86_64__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // wrong for this header's undefined vectors (GCC's bug 105593)
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #include "weight_memory.hpp"
 
 namespace engine {
-
-constexpr std::size_t kLanes = 16;
-typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
-typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 
 #define ENGINE_ISA 0
 namespace plain {

@@ -1,7 +1,8 @@
 // What the engine's loops over numbers read and write, and their table for every instruction set.
 //
-// operations.inc is compiled once for each instruction set. No result depends on which: sums of whole numbers are exact
-// in any order, and sums of float32 numbers have one order, and a product and its addition one rounding or two, as the code says.
+// operations.inc, with the files of the folder, is compiled once for each instruction set. No result depends on which: sums
+// of whole numbers are exact in any order, and sums of float32 numbers have one order, and a product and its addition one
+// rounding or two, as the code says.
 #pragma once
 
 #include <cstddef>
