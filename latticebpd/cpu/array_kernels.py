@@ -49,7 +49,7 @@ def chain_weights(log_probs: np.ndarray, start: np.ndarray, pairs: np.ndarray) -
 
 
 class Int8HeadKernels:
-    """Feed-forward heads, rounded to 8 bits.  up, down: ``[heads, inputs, inner]`` and ``[heads, inner, hidden]``; the
+    """Feed-forward heads, quantized to int8.  up, down: ``[heads, inputs, inner]`` and ``[heads, inner, hidden]``; the
     first ``hidden`` inputs are the state, which heads add to."""
 
     def __init__(self, up: np.ndarray, down: np.ndarray) -> None:

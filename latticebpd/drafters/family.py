@@ -41,7 +41,7 @@ class LoadOptions:
     """How drafters are loaded.
 
     bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
-    int8: the target runs on the CPU engine: an assistant, too, and other networks with weights rounded to 8 bits.
+    int8: the target runs on the CPU engine: an assistant, too, and other networks with weights quantized to int8.
     """
 
     bigram: bool = True

@@ -1,7 +1,7 @@
 """A model's copy that computes passes over few tokens on a CPU: an immutable snapshot, shared by threads.
 
-Weights are those of the model in float32, rounded to 8 bits, or the blocks of a GGUF file as they are. A token's
-results are the same bits in a draft, by itself or in a prompt, with any number of threads and every instruction set.
+Weights are those of the model in float32, quantized to int8, or the blocks of a GGUF file unchanged. Results are
+batch-invariant, bit for bit: the same in a draft tree, a prompt or a batch, for any thread count and instruction set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latticebpd.target.gguf_weights import GgufWeights
 from latticebpd.target.weight_kinds import FILE, FLOAT32, INT8, TORCH, WEIGHTS
 
 GROUP = 32
-"""Weights that share a scale, where they are rounded; rows of another length stay float32."""
+"""Weights that share a scale, where they are quantized; rows of another length stay float32."""
 SAMPLES = 256
 """Numbers of each weight by which a changed one is recognised."""
 
@@ -57,8 +57,8 @@ def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | Non
     else:
 
         def made(layer: int, name: str, weight: Tensor) -> Any:
-            rounded = weights == INT8 and weight.shape[1] % GROUP == 0
-            return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), rounded)
+            quantized = weights == INT8 and weight.shape[1] % GROUP == 0
+            return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), quantized)
 
     return Engine(transformer(model, made, isa), weights, fingerprint(model))
 

@@ -73,7 +73,7 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
-        weight: Any = self.embedding.weight  # of quantized layers a function, or whole numbers
+        weight: Any = self.embedding.weight  # of quantized layers a function, or integers
         if isinstance(weight, Tensor) and weight.is_floating_point():
             hidden = hidden.to(weight.dtype)
         return self.biased(self.embedding(hidden if self.scale == 1.0 else hidden * self.scale))

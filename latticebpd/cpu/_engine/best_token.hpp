@@ -24,7 +24,7 @@ class BestToken {
     // states: [rows, inputs]; to: [rows], of equal logits the lowest token.
     void find(const float* states, std::size_t rows, std::int64_t* to, const Workers& workers) const {
         Input input(states, rows, projection_->inputs, workers);
-        if (is_quantized(projection_->type)) input.round();
+        if (is_quantized(projection_->type)) input.quantize();
         const bool few = rows <= workers.operations.together;  // of more rows the approximation saves no time
         // When it is first needed, since not every program decodes greedily. A bias is not in the bound, and of capped
         // logits those of other tokens may become equal.

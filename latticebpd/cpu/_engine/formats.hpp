@@ -1,8 +1,8 @@
 // Formats of weights: GGUF's blocks, and how they lie in the engine's panels.
 //
-// A quantized weight is s q + m: q a whole number of few bits, s and m of a group of 32 inputs (q6_k: of 16). A panel has
+// A quantized weight is s q + m: q an integer of few bits, s and m of a group of 32 inputs (q6_k: of 16). A panel has
 // 16 outputs. Its weights come first, group after group, four inputs of an output next to each other, as multiply-add
-// instructions take them; then the scales of its groups. No bit is lost, and none is gained but by rounding up to bytes.
+// instructions take them; then the scales of its groups. The layout is lossless; sizes are rounded up to bytes.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ enum class Type { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ51 = 7, kQ
                   kBf16 = 30, kUpper = 1000 };
 
 // What a quantized format consists of.
-// bits: of q.  offset: what q has too much.  minima: whether there is an m.  super: whether s and m are products of a
+// bits: of q.  offset: subtracted from q.  minima: whether there is an m.  super: whether s and m are products of a
 // float16 number and a byte.  parts: scales of a group.  block, bytes: inputs and bytes of a block in a file.
 struct Format {
     std::size_t bits;
@@ -137,32 +137,32 @@ inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
 
 // Where q of an output's input lies: four inputs are one column of 64 bytes. The low four bits of columns 0 .. 3 share
 // bytes with those of columns 4 .. 7; then come the fifth and sixth bits, so many of each column in a byte.
-struct Place {
+struct WeightIndex {
     std::size_t column, byte;
-    Place(std::size_t output, std::size_t input) : column(input / 4), byte(output * 4 + input % 4) {}
+    WeightIndex(std::size_t output, std::size_t input) : column(input / 4), byte(output * 4 + input % 4) {}
 };
 
-inline void write_q(const Format& format, std::uint8_t* weights, Place place, std::uint8_t q) {
+inline void write_q(const Format& format, std::uint8_t* weights, WeightIndex index, std::uint8_t q) {
     if (format.bits == 8) {
-        weights[place.column * 64 + place.byte] = q;
+        weights[index.column * 64 + index.byte] = q;
         return;
     }
-    weights[place.column % 4 * 64 + place.byte] |= static_cast<std::uint8_t>((q & 15) << 4 * (place.column / 4));
+    weights[index.column % 4 * 64 + index.byte] |= static_cast<std::uint8_t>((q & 15) << 4 * (index.column / 4));
     const std::size_t high = format.bits - 4;
     if (high != 0) {
         const std::size_t columns = 8 / high;  // of a vector
-        weights[(4 + place.column / columns) * 64 + place.byte] |=
-            static_cast<std::uint8_t>(q >> 4 << high * (place.column % columns));
+        weights[(4 + index.column / columns) * 64 + index.byte] |=
+            static_cast<std::uint8_t>(q >> 4 << high * (index.column % columns));
     }
 }
 
-inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, Place place) {
-    if (format.bits == 8) return weights[place.column * 64 + place.byte];
-    unsigned q = weights[place.column % 4 * 64 + place.byte] >> 4 * (place.column / 4) & 15;
+inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, WeightIndex index) {
+    if (format.bits == 8) return weights[index.column * 64 + index.byte];
+    unsigned q = weights[index.column % 4 * 64 + index.byte] >> 4 * (index.column / 4) & 15;
     const std::size_t high = format.bits - 4;
     if (high != 0) {
         const std::size_t columns = 8 / high;
-        q |= (weights[(4 + place.column / columns) * 64 + place.byte] >> high * (place.column % columns) &
+        q |= (weights[(4 + index.column / columns) * 64 + index.byte] >> high * (index.column % columns) &
               ((1u << high) - 1)) << 4;
     }
     return static_cast<std::uint8_t>(q);

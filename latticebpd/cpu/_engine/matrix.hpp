@@ -39,7 +39,7 @@ class Matrix {
         });
     }
 
-    // float32 numbers [outputs, inputs], rounded as q8_0; as they are, they are blocks of kF32.
+    // float32 numbers [outputs, inputs], quantized as q8_0; unchanged, they are blocks of kF32.
     Matrix(const std::shared_ptr<WeightMemory>& memory, const float* numbers, std::size_t outputs, std::size_t inputs)
         : Matrix(memory, Type::kQ80, outputs, inputs) {
         fill([&](std::size_t output, std::uint8_t* panel) {
@@ -69,14 +69,14 @@ class Matrix {
         made->fill([&](std::size_t output, std::uint8_t* panel) {
             const std::uint8_t* own = panels_ + output / kOutputs * panel_bytes(type, inputs);
             const std::uint8_t* scales = own + inputs / kGroup * kOwn.weight_bytes();
-            double lower = 0.0, whole = 0.0;
+            double lower = 0.0, total = 0.0;
             for (std::size_t group = 0; group < inputs / kGroup; ++group) {
                 const double scale = read_scale(kOwn, scales + group * kOwn.scale_bytes(), output % kOutputs, 0);
                 int lower_squares = 0, squares = 0;
                 Group to{};
                 for (std::size_t i = 0; i < kGroup; ++i) {
-                    const Place place(output % kOutputs, i);
-                    const int q = read_q(kOwn, own + group * kOwn.weight_bytes(), place) - kOwn.offset;
+                    const WeightIndex index(output % kOutputs, i);
+                    const int q = read_q(kOwn, own + group * kOwn.weight_bytes(), index) - kOwn.offset;
                     const int upper = std::min(kMost, (q + kStep / 2) >> kLower);
                     to.q[i] = static_cast<std::uint8_t>(upper + kOther.offset);
                     lower_squares += (q - kStep * upper) * (q - kStep * upper);
@@ -85,11 +85,11 @@ class Matrix {
                 to.half = to_half(static_cast<float>(kStep * scale));
                 made->put(panel, output % kOutputs, group, to);
                 lower += scale * scale * lower_squares;
-                whole += scale * scale * squares;
+                total += scale * scale * squares;
             }
             // Sums over so many groups round by less than this part of the product of the norms.
             const double rounding = static_cast<double>(inputs / kGroup + 8) * 0x1p-22;
-            errors[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(whole));
+            errors[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(total));
         });
         return made;
     }
@@ -116,8 +116,8 @@ class Matrix {
         const Format format = format_of(type);
         const std::uint8_t* scales = panel + inputs / kGroup * format.weight_bytes();
         for (std::size_t i = 0; i < inputs; ++i) {
-            const Place place(output % kOutputs, i % kGroup);
-            const std::uint8_t q = read_q(format, panel + i / kGroup * format.weight_bytes(), place);
+            const WeightIndex index(output % kOutputs, i % kGroup);
+            const std::uint8_t q = read_q(format, panel + i / kGroup * format.weight_bytes(), index);
             to[i] = read_weight(format, scales + i / kGroup * format.scale_bytes(), output % kOutputs, i % kGroup, q);
         }
     }
@@ -145,7 +145,7 @@ class Matrix {
     void put(std::uint8_t* panel, std::size_t output, std::size_t group, const Group& from) const {
         const Format format = format_of(type);
         for (std::size_t i = 0; i < kGroup; ++i)
-            write_q(format, panel + group * format.weight_bytes(), Place(output, i), from.q[i]);
+            write_q(format, panel + group * format.weight_bytes(), WeightIndex(output, i), from.q[i]);
         write_scales(format, panel + inputs / kGroup * format.weight_bytes() + group * format.scale_bytes(), output, from);
     }
 
@@ -156,7 +156,7 @@ class Matrix {
 
 using SharedMatrix = std::shared_ptr<const Matrix>;
 
-// The numbers that products read, [rows, inputs]; rounded where a matrix is quantized, once for all matrices.
+// The inputs of products, [rows, inputs]; quantized where a matrix is, once for all matrices.
 class Input {
   public:
     // x: valid while this is.  Memory is the calling thread's: one input at a time.
@@ -175,7 +175,7 @@ class Input {
         for (const Matrix* matrix : matrices) all += matrix->count();
         const std::size_t chunk = std::max<std::size_t>(1, all / (workers_.threads * 4));
         for (const Matrix* matrix : matrices) {
-            if (is_quantized(matrix->type)) round();
+            if (is_quantized(matrix->type)) quantize();
             for (std::size_t panel = 0; panel < matrix->count(); panel += chunk)
                 parts.push_back({matrix, panel, std::min(matrix->count(), panel + chunk), y + panel * matrix->width()});
             y += matrix->outputs;
@@ -189,16 +189,16 @@ class Input {
     // The panels begin .. end - 1 of one matrix; y: from their first output on.
     void panels(const Matrix& matrix, std::size_t begin, std::size_t end, float* y, std::size_t step) const {
         if (is_quantized(matrix.type))
-            workers_.operations.multiply_rounded(matrix.panels(), rounded_, begin, end, y, step);
+            workers_.operations.multiply_quantized(matrix.panels(), quantized_, begin, end, y, step);
         else workers_.operations.multiply(matrix.panels(), x_, rows_, begin, end, y, step);
     }
 
-    void round() {
-        if (rounded_.numbers != nullptr) return;
-        thread_local Scratch<RoundedGroup> memory;
+    void quantize() {
+        if (quantized_.numbers != nullptr) return;
+        thread_local Scratch<QuantizedGroup> memory;
         const std::size_t groups = inputs_ / kGroup;
-        rounded_ = {rows_, groups, memory.of(groups * rows_)};
-        workers_.each(rows_, [&](std::size_t row) { workers_.operations.round(x_, row, row + 1, rounded_); });
+        quantized_ = {rows_, groups, memory.of(groups * rows_)};
+        workers_.each(rows_, [&](std::size_t row) { workers_.operations.quantize(x_, row, row + 1, quantized_); });
     }
 
     const Workers& workers() const { return workers_; }
@@ -207,7 +207,7 @@ class Input {
     const float* x_;
     std::size_t rows_, inputs_;
     const Workers& workers_;
-    Rounded rounded_{};
+    QuantizedRows quantized_{};
 };
 
 }  // namespace engine

@@ -23,10 +23,6 @@ using latticebpd::GilRelease;
 template <typename Number>
 using Array = py::array_t<Number, py::array::c_style>;
 
-void expect(bool fine, const std::string& what) {
-    if (!fine) throw py::value_error("expected " + what);
-}
-
 template <typename Work>
 void unlocked(const Work& work) {
     const GilRelease released;
@@ -54,7 +50,7 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
     const auto size = static_cast<std::size_t>(tokens.size());
     for (std::size_t i = 0; i < caches.size(); ++i) {
         expect(caches[i] != nullptr && std::count(caches.begin(), caches.end(), caches[i]) == 1, "different caches");
-        expect(caches[i]->fits(model), "caches of the model");
+        expect(caches[i]->shape() == model.cache_shape(), "caches of the model");
         expect(counts[i] <= size - total, "as many tokens and parents as columns");
         texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i],
                          grow ? caches[i]->pending.size() : 0});
@@ -99,17 +95,17 @@ PYBIND11_MODULE(_engine, module) {
                     },
                     "memory"_a, "type"_a, "blocks"_a, "outputs"_a, "inputs"_a, "order"_a = std::vector<std::int64_t>{})
         .def_static("of_numbers",
-                    [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool rounded) {
+                    [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool quantized) {
                         expect(numbers.ndim() == 2, "weights [outputs, inputs]");
                         const float* from = numbers.data();
                         const auto outputs = static_cast<std::size_t>(numbers.shape(0));
                         const auto inputs = static_cast<std::size_t>(numbers.shape(1));
                         const GilRelease released;
-                        if (rounded) return std::make_shared<Matrix>(memory, from, outputs, inputs);
+                        if (quantized) return std::make_shared<Matrix>(memory, from, outputs, inputs);
                         const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
                         return std::make_shared<Matrix>(memory, Type::kF32, bytes, outputs, inputs,
                                                         std::vector<std::int64_t>{});
-                    }, "memory"_a, "numbers"_a, "rounded"_a)
+                    }, "memory"_a, "numbers"_a, "quantized"_a)
         .def("set_bias", &Matrix::set_bias)
         .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
                  expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
@@ -160,7 +156,7 @@ PYBIND11_MODULE(_engine, module) {
             settings.rotations.push_back({frequencies, factor});
         });
     py::class_<Cache>(module, "Cache")
-        .def(py::init<const Transformer&>())
+        .def(py::init([](const Transformer& model) { return Cache(model.cache_shape()); }))
         .def_readonly("length", &Cache::length)
         .def("keep", &Cache::keep)
         .def("cut", &Cache::cut)

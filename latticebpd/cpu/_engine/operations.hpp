@@ -1,8 +1,8 @@
 // What the engine's loops over numbers read and write, and their table for every instruction set.
 //
 // operations.inc, with the files of the folder, is compiled once for each instruction set. No result depends on which: sums
-// of whole numbers are exact in any order, and sums of float32 numbers have one order, and a product and its addition one
-// rounding or two, as the code says.
+// of integers are exact in any order, sums of float32 numbers have one order, and a product and its addition one rounding
+// or two, as the code says.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,20 @@
 
 namespace engine {
 
-// Rows of numbers as whole numbers times a scale for each group of 32: |q| <= 127, but for the four neighbours among
-// which the largest number is: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
+// Inputs as integers q times a scale for each group of 32: |q| <= 127, except the four neighbours that include the
+// largest number: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
 // others no precision, and the group's products only one instruction more.
-struct RoundedGroup {
+struct QuantizedGroup {
     std::int8_t numbers[kGroup], high[4];  // the low parts, and the high ones of four
     std::uint32_t column;                  // of these four numbers
     std::uint32_t mask, shift;             // of the column's nibbles in packed weights, and of their products times 128
-    float scale, total;                    // total: scale times the sum of the whole numbers
-    std::int32_t sums[2];                  // of all whole numbers and of the first 16, negated
+    float scale, total;                    // total: scale times the sum of q
+    std::int32_t sums[2];                  // of all q and of the first 16, negated
 };
 
-struct Rounded {
+struct QuantizedRows {
     std::size_t rows, groups;
-    RoundedGroup* numbers;  // [groups, rows]
+    QuantizedGroup* numbers;  // [groups, rows]
 };
 
 // A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
@@ -61,26 +61,26 @@ struct Attention {
 
 struct Operations {
     // x: [rows, inputs]; the groups of rows begin .. end - 1 of `to`.
-    void (*round)(const float* x, std::size_t begin, std::size_t end, const Rounded& to);
-    // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: rounded, or [rows, inputs]
+    void (*quantize)(const float* x, std::size_t begin, std::size_t end, const QuantizedRows& to);
+    // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: quantized, or [rows, inputs]
     // for float formats.
-    void (*multiply_rounded)(const Panels& w, const Rounded& x, std::size_t begin, std::size_t end, float* y,
+    void (*multiply_quantized)(const Panels& w, const QuantizedRows& x, std::size_t begin, std::size_t end, float* y,
                              std::size_t step);
     void (*multiply)(const Panels& w, const float* x, std::size_t rows, std::size_t begin, std::size_t end, float* y,
                      std::size_t step);
     // to = x / sqrt(mean(x^2) + epsilon) * weights; all [size].
     void (*norm)(const float* x, const float* weights, std::size_t size, float epsilon, float* to);
     void (*add)(const float* x, std::size_t size, float* to);
-    // One head, in place.
+    // One head, in index.
     void (*rotate)(float* x, const Rotation& rotation, std::size_t row);
     // to = activation(gate) * up; without `up`, activation(gate).
     void (*gate)(Activation activation, const float* gate, const float* up, std::size_t size, float* to);
     // The columns begin .. end - 1 of one group of heads.
     void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
-    // cap * tanh(x / cap), in place.
+    // cap * tanh(x / cap), in index.
     void (*softcap)(float* x, std::size_t size, float cap);
     // As float16, to the nearest; size: a multiple of 16.
-    void (*halve)(const float* x, std::size_t size, std::uint16_t* to);
+    void (*to_float16)(const float* x, std::size_t size, std::uint16_t* to);
     // The index of the largest number, of equal ones the lowest.
     std::size_t (*argmax)(const float* x, std::size_t size);
     // ln sum e^x; not finite where a number is NaN or +infinity, or all are -infinity.

@@ -17,7 +17,7 @@ using SharedInt8Weights = std::shared_ptr<const Int8Weights>;
 
 constexpr double kEpsilon = 1e-6;  // added to the mean square of a vector, which may be padding's embedding, all zeros
 
-// In place, over the root mean square.
+// In index, over the root mean square.
 inline void normalise(float* x, std::size_t size) {
     double squares = 0.0;
     for (std::size_t i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];

@@ -42,16 +42,16 @@ class Contention {
   public:
     std::size_t allowed(std::size_t threads) {
         if (threads <= 1) return 1;
-        int left = alone_.load();
-        while (left > 0 && !alone_.compare_exchange_weak(left, left - 1)) {}
+        int left = single_passes_.load();
+        while (left > 0 && !single_passes_.compare_exchange_weak(left, left - 1)) {}
         return left > 0 ? 1 : threads;
     }
 
     // After a pass of several threads.
-    void report(std::chrono::nanoseconds waited, std::chrono::nanoseconds whole) {
-        if (waited * 5 > whole && waited > std::chrono::microseconds(200)) {
+    void report(std::chrono::nanoseconds waited, std::chrono::nanoseconds total) {
+        if (waited * 5 > total && waited > std::chrono::microseconds(200)) {
             penalty_ = std::min(kMost, penalty_ * 2);
-            alone_ = penalty_.load();
+            single_passes_ = penalty_.load();
         } else {
             penalty_ = std::max(kLeast, penalty_ / 2);
         }
@@ -59,7 +59,7 @@ class Contention {
 
   private:
     static constexpr int kLeast = 8, kMost = 256;
-    std::atomic<int> alone_{0}, penalty_{kLeast};
+    std::atomic<int> single_passes_{0}, penalty_{kLeast};
 };
 
 }  // namespace engine

@@ -186,7 +186,7 @@ def _draft_tokens(tensors: Mapping[str, Tensor], size: int, vocab_size: int) -> 
     if (mask := tensors.get("t2d")) is not None:
         found.append(("t2d", mask.to(torch.bool).nonzero()[:, 0]))
     if (offsets := tensors.get("d2t")) is not None:
-        expect(not offsets.dtype.is_floating_point, "d2t of whole numbers", offsets.dtype)
+        expect(not offsets.dtype.is_floating_point, "d2t of integers", offsets.dtype)
         found.append(("d2t", offsets.long() + torch.arange(size)))
     for name, tokens in found:
         wanted = f"{name} to name {size} ascending tokens below {vocab_size}"

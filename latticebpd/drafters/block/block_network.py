@@ -334,7 +334,7 @@ class BlockDrafter(nn.Module):
         return target if self.draft_tokens is None else target.over(tokens)
 
     def use_int8(self) -> None:
-        """Compute with weights rounded to 8 bits, the target's projection, too."""
+        """Compute with int8 weights, the target's projection, too."""
         self.rounded = True
         use_int8_layers(self)
 

@@ -113,7 +113,7 @@ class BlockwiseLM(nn.Module):
         return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
 
     def use_int8(self) -> None:
-        """Compute heads with weights rounded to 8 bits, since they only draft; the base model stays as it is."""
+        """Compute heads with int8 weights, since they only draft; the base model stays as it is."""
         self._rounded = True
         if isinstance(self.heads, BlockHeads):
             self.heads.use_int8()

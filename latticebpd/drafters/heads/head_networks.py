@@ -162,7 +162,7 @@ class BlockHeads(Heads):
         return kernels
 
     def use_int8(self) -> None:
-        """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
+        """Compute with int8 weights, where they are float32 on a CPU."""
         if self.up.numel() and is_plain(self.up):
             self.weights = PackedWeights()
 

@@ -1,4 +1,4 @@
-"""Networks that only draft, with weights rounded to 8 bits: close to float32, and PyTorch's where gradients are asked
+"""Networks that only draft, with int8 weights: close to float32, and PyTorch's where gradients are asked
 for."""
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_a_decode_on_one_processor_is_right(loaded: Loaded, threads: int | None)
 
 
 class Int8Weights(torch.nn.Linear):
-    """As bitsandbytes' ``Linear8bitLt``: whole numbers as weights, a scale for each output, products in float32."""
+    """As bitsandbytes' ``Linear8bitLt``: int8 weights, a scale for each output, products in float32."""
 
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False)

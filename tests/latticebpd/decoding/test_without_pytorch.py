@@ -147,7 +147,7 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
                 assert ours == theirs
             elif ours.transitions is None or theirs.transitions is None:  # but for the rounding of normalised vectors
                 np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-5)
-            else:  # the engine rounds them to 8 bits
+            else:  # the engine quantizes them to int8
                 np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.1, rtol=1e-2)
                 np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.2)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
@@ -274,5 +274,5 @@ def test_the_real_model_writes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         prompts = [loaded.encode(question) for question in questions]
         assert prompts == [stock.encode(question) for question in questions]
         for system in ("16-calibrated", "copies+16-tree", "greedy"):
-            # The engine rounds transitions to 8 bits, which may order nearly equal drafts otherwise.
+            # The engine quantizes transitions to int8, which may order nearly equal drafts otherwise.
             assert_same(loaded, stock, prompts, system, 60, calls=not bigram)

@@ -130,7 +130,7 @@ def test_lattices_of_a_text_are_those_of_its_decode(loaded: Loaded) -> None:
 
 
 def test_it_runs_on_an_engine_where_its_target_does(tmp_path: Path) -> None:
-    """Its weights are rounded to 8 bits: drafts need not be exact, and the text is the target's."""
+    """Its weights are quantized to int8: drafts need not be exact, and the text is the target's."""
     sizes = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
         vocab_size=VOCABULARY, intermediate_size=96, num_hidden_layers=2, initializer_range=0.3, **sizes

@@ -388,7 +388,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         lambda c, t: t.update({"layers.0.mlp_conv.base": torch.ones(2)}),
         "got layers.0.mlp_conv.base too",
     ),
-    "whole numbers": (
+    "integers": (
         lambda c, t: t.update({"norm.weight": torch.ones(24, dtype=torch.int32)}),
         "expected weights of .* got norm.weight",
     ),
