@@ -75,7 +75,7 @@ def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_])
     between = arcs[..., :-1, :, None] & arcs[..., 1:, None, :]
     if (bad := between & ~(gains <= most)).any():
         *row, slot, before, arc = map(int, np.argwhere(bad)[0])
-        at = f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}"
+        at = f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} after arc {before}"
         wanted = f"a transition of at most {LARGEST_WEIGHT:g}"
         raise ValueError(f"{at}: expected {wanted}, got {gains[*row, slot, before, arc]}")
     return np.where(between & (gains > least), gains, gains.dtype.type(-np.inf))

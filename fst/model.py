@@ -106,7 +106,7 @@ class NgramModel:
         """A ``pynini.Fst``.
 
         tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons. Token
-            ids give an automaton for these tokens alone, from every history that they reach, failure arcs resolved: its
+            ids give an automaton for only these tokens, from every history that they reach, failure arcs resolved: its
             plain composition with a lattice of these tokens is that of a phi matcher.
         context: the tokens before, whose history is the start state of an automaton for given tokens.
         """
@@ -334,7 +334,7 @@ def _refuse_unreadable(path: Path, head: bytes) -> None:
     """Name the formats that are easily mistaken for ones we read; head: how the file begins."""
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         remedy = "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
-        got = f"a KenLM binary, which keeps hashes of its words alone; {remedy}"
+        got = f"a KenLM binary, which keeps hashes of its words only; {remedy}"
         raise ValueError(f"{path}: expected an ARPA or OpenFst file, got {got}")
     is_text, wanted = b"\0" not in head, "an ARPA file (plain or gzip) or an OpenFst file"
     expect(is_text or head.startswith(b"\x1f\x8b"), wanted, "some other binary file", of=path)

@@ -5,7 +5,7 @@ Overview of types, in the order in which data flows through them::
     heads' logits -> SausageLattice -> rescore -> Drafts ─┐
                                     -> draft_tree ────────┴-> DraftTree -> generate (verify, accept, commit)
 
-Each name is loaded when it is first used, so that those which need numpy alone leave torch out; ``__init__.pyi`` lists
+Each name is loaded when it is first used, so that those which need only numpy leave torch out; ``__init__.pyi`` lists
 them all.
 """
 

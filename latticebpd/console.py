@@ -105,7 +105,7 @@ class LogLines(bars.Progress):
 
 def print_json(record: Any) -> None:
     """One JSON value on standard output and nothing else."""
-    text = json.dumps(record, ensure_ascii=False)  # which escapes the control characters below 32 alone
+    text = json.dumps(record, ensure_ascii=False)  # which escapes only the control characters below 32
     print(re.sub(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 

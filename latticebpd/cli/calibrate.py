@@ -67,7 +67,7 @@ def calibrate(
     title = f"nats a token on {len(calibration.examples)} {calibration.unit}s, each by weights of the other half"
     slots_shown = [f"{slot}" for slot in range(1, len(calibration.nats) + 1)]
     if calibration.further:
-        slots_shown[-1] = "behind"
+        slots_shown[-1] = "after them"
     print_table(title, ("slot", "nats"), zip(slots_shown, map("{:.3f}".format, calibration.nats), strict=True))
     bins = zip(reliability.predicted, reliability.observed, reliability.count, strict=True)
     rows = ([f"{predicted:.3f}", f"{observed:.3f}", f"{count}"] for predicted, observed, count in bins if count)

@@ -39,7 +39,7 @@ def read_texts(
     prompts: tokenizer of text, and how questions and conversations become prompts.
     max_prompt_tokens: where a text is cut; of prompts that are longer by themselves, the end is kept. What a chat
         template has written is never cut.
-    max_following: tokens behind the prompt to keep, at most.
+    max_following: tokens after the prompt to keep, at most.
     sources: the prompts are an encoder–decoder's sources, so none is cut.
     """
     from latticebpd.lattices.texts import Texts

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def named_paths(
     options: Sequence[str], is_name: Callable[[str], bool], expected: str, remedy: str = ""
 ) -> dict[str, str]:
-    """Paths by name: of ``NAME=PATH``, or of a path alone, whose name without ending is then the name; ValueError for
+    """Paths by name: of ``NAME=PATH``, or of a path only, whose name without ending is then the name; ValueError for
     two of one name, or for what ``is_name`` refuses."""
     paths: dict[str, str] = {}
     for option in options:

@@ -20,14 +20,9 @@ class Int8Linear(PackedWeights):
         """``[..., inputs]``, ``[outputs, inputs]`` and ``[outputs]`` -> ``[..., outputs]``."""
         if not can_compute(input, weight):
             return F.linear(input, weight, bias)
-
-        def pack() -> _engine.Int8Weights:
-            contiguous = weight.detach().contiguous()
-            return _engine.Int8Weights(contiguous.data_ptr(), *contiguous.shape)
-
-        rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
-        kernels, count = self.packed(pack, weight), output.numel() // max(1, len(weight))
-        kernels.multiply(rows.data_ptr(), count, output.data_ptr(), torch.get_num_threads())
+        kernels = self.packed(lambda: _engine.Int8Weights(weight.detach().numpy()), weight)
+        product = kernels.multiply(input.detach().reshape(-1, input.shape[-1]).numpy(), torch.get_num_threads())
+        output = torch.from_numpy(product).view(*input.shape[:-1], len(weight))
         return output if bias is None else output + bias
 
 

@@ -233,7 +233,7 @@ class Sampling:
         """``[n, vocab]``, the distribution of each node's next token."""
         import torch
 
-        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)  # warpers read scores alone
+        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)  # warpers read scores only
         return self.warpers(no_ids, logits.float()).softmax(dim=-1)
 
 

@@ -217,7 +217,7 @@ def _remove_unused(config: GenerationConfig, arguments: dict[str, Any]) -> None:
 def _holds_tokens(cache: Any) -> bool:
     try:
         return bool(cache.get_seq_length())
-    except ValueError:  # recurrent layers alone have no length
+    except ValueError:  # recurrent layers have no length
         return bool(cache.has_previous_state())
 
 

@@ -102,7 +102,7 @@ class Text:
     tokens: the prompt and the committed tokens.
     max_length: of ``tokens``.
     eos_ids: tokens that end the text and stay in it.
-    criteria: stopping criteria as of ``transformers``, called after every token with this row's text alone.
+    criteria: stopping criteria as of ``transformers``, called after every token with this row's text only.
     shown: what criteria and processors see in place of the prompt, by default the prompt.
     """
 

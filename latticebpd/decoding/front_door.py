@@ -357,8 +357,8 @@ def _base(model: Any) -> Any:
 
 def _lm_file(path: Path, name: object, lm: PathLike | None) -> Path | None:
     """The language model's file: as given, else the one next to the model, if any."""
-    beside = bundled.LM if name is None else path / "lm.fst"
-    file = Path(lm) if lm is not None else beside if name is None or beside.exists() else None
+    default = bundled.LM if name is None else path / "lm.fst"
+    file = Path(lm) if lm is not None else default if name is None or default.exists() else None
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
     return file

@@ -163,7 +163,7 @@ class GenerationSettings:
         return self._build_processors(config, width, prompt, given)
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
-        """The warpers that ``generate(do_sample=True)`` puts after all other processors; they read scores alone.
+        """The warpers that ``generate(do_sample=True)`` puts after all other processors; they read scores only.
 
         arguments: fields that replace the config's own; None leaves the config's.
         """

@@ -40,7 +40,7 @@ COUNTING: dict[type[LogitsProcessor], str] = {
 def check_processors(processors: Iterable[LogitsProcessor], rows: int) -> None:
     """ValueError for a caller's processor that cannot be applied node by node to so many rows."""
     for name in [type(processor).__name__ for processor in processors]:
-        wanted = "logits processors that depend on a text and its scores alone"
+        wanted = "logits processors that depend on a text and its scores only"
         expect(name not in REMEMBERING, wanted, name, "use generate() for it")
         wanted = f"one prompt with {name}, which tells rows apart by index"
         expect(name not in BY_ROW or rows <= 1, wanted, rows, "decode one by one")

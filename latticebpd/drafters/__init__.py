@@ -3,7 +3,7 @@
 Most draft from lattices: ``lattice_drafter`` joins a source of lattices (``family``) and a strategy (``strategies``),
 ``system_names`` makes them by name. The others need no lattice, one idea per file.
 
-Names are loaded when they are first used: strategies need numpy alone, and what drafts from models needs torch.
+Names are loaded when they are first used: strategies need only numpy, and what drafts from models needs torch.
 """
 
 import lazy_loader

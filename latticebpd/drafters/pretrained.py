@@ -56,7 +56,7 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
     names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
     # Without any of them transformers would go and ask the hub.
     if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in names):
-        raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json), found none")
+        raise ValueError(f"{path}: expected a tokenizer next to the model (tokenizer.json), found none")
     file = Path(path) / "tokenizer.json"
     try:
         if file.exists() and not (Path(path) / "tokenizer_config.json").exists():
@@ -66,5 +66,5 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
             return tokenizer
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=Path(path).is_dir())
     except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
-        problem = "expected a tokenizer beside the model (tokenizer.json)"
+        problem = "expected a tokenizer next to the model (tokenizer.json)"
         raise ValueError(f"{path}: {problem}: {plain_words(error)}") from error

@@ -122,8 +122,8 @@ def rescores(name: str) -> bool:
 def tells_probabilities(name: str) -> bool:
     """Whether the trees of a drafter of that name tell their nodes' probabilities."""
     system = _parsed(name.removeprefix(f"{COPIES}+"))
-    alone = () if name.startswith(f"{COPIES}+") else (BEAM, COPIES)
-    return system is not None and system.kind in (TREE, CALIBRATED, *alone)
+    others = () if name.startswith(f"{COPIES}+") else (BEAM, COPIES)
+    return system is not None and system.kind in (TREE, CALIBRATED, *others)
 
 
 def drafter_named(

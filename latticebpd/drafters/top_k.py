@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from latticebpd.cpu.array_kernels import top_k as kernel_top_k
+from latticebpd.cpu import _engine
 from latticebpd.cpu.packed_weights import is_plain
 from latticebpd.lattices.sausage import PADDING, SausageLattice
+from latticebpd.machine import num_threads
 
 
 def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = None) -> list[SausageLattice]:
@@ -17,11 +18,19 @@ def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = 
 
     shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
     """
-    top = kernel_top_k(logits.detach().numpy(), k) if is_plain(logits) and k >= 1 else _exact_top_k(logits, k)
+    top = _compiled_top_k(logits.detach().numpy(), k) if is_plain(logits) and k >= 1 else _exact_top_k(logits, k)
     return [
         SausageLattice(tokens if shortlist is None else np.where(tokens < 0, PADDING, shortlist[tokens]), log_probs)
         for tokens, log_probs in top
     ]
+
+
+def _compiled_top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """PyTorch's top-k takes four times as long."""
+    rows, slots, tokens = logits.shape
+    values, indices, totals = _engine.top_k(logits.reshape(rows * slots, tokens), min(k, tokens), num_threads())
+    log_probs = (values - totals[:, None]).reshape(rows, slots, -1)
+    return list(zip(indices.reshape(log_probs.shape), log_probs, strict=True))
 
 
 def _exact_top_k(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:

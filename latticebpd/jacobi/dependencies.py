@@ -55,7 +55,7 @@ class Change:
 class Wait:
     """Position ``position`` waited for position ``on``.
 
-    probability: of the right token at ``position`` with ``on`` alone undone; None if it waited through wrong values.
+    probability: of the right token at ``position`` with only ``on`` undone; None if it waited through wrong values.
     """
 
     position: int

@@ -1,6 +1,6 @@
 """Directories of numbered files: the shards of one data set, and a JSON file with the settings that they are made by.
 
-A shard is written atomically and depends on the settings and its number alone. So a killed run loses one shard, the
+A shard is written atomically and depends only on the settings and its number. So a killed run loses one shard, the
 same command continues it, and any number of processes may each make every n-th shard (a *part*). ``latticebpd
 lattices`` writes::
 
@@ -159,7 +159,7 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
     for directory in map(lattice_directory, paths):
         if not directory.is_ours:
             wanted = "a directory that `latticebpd lattices` has filled, which holds the texts too"
-            raise ValueError(f"{directory.path}: expected {wanted}; lattice files alone do not tell the prompts")
+            raise ValueError(f"{directory.path}: expected {wanted}; lattice files do not name the prompts")
         for shard in range(len(directory.files())):
             yield from Texts.load(directory.file(shard, "texts")).items()
 

@@ -108,7 +108,7 @@ class Texts:
         return Texts.of_rows([self[i] for i in kept], self.prompt_lengths[kept].tolist(), self.tokens.dtype)
 
     def prompts(self) -> Texts:
-        """The prompts alone, without continuations."""
+        """The prompts, without continuations."""
         rows = [row[:prompt] for row, prompt in self._rows()]
         return Texts.of_rows(rows, self.prompt_lengths.tolist(), self.tokens.dtype)
 

@@ -39,7 +39,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _hashable(value: Any) -> Any:
-    """Float arrays by shape alone: equal floats such as 0 and -0 may differ in their bytes."""
+    """Float arrays by their shape only: equal floats such as 0 and -0 may differ in their bytes."""
     if not isinstance(value, np.ndarray):
         return value
     return value.shape, value.tobytes() if value.dtype.kind in "iu" else b""

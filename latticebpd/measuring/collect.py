@@ -43,7 +43,7 @@ class NoLatticeError(ValueError):
     """Nobody's text is long enough for a lattice."""
 
     def __str__(self) -> str:
-        return "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
+        return "expected at least one text with two tokens after its prompt, which make a lattice, found none"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def collect_shards(
         "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.num_slots + 1,
         **settings, "model": drafts.weights, **(about or {}),
     })  # fmt: skip
-    empty = part[1] == 1  # of a part alone, nothing can be said
+    empty = part[1] == 1  # a part by itself shows nothing
     for shard, numbers in shares(len(data), shard_texts, part):
         chosen = data.chosen(numbers)
         if all(is_intact(shards.file(shard, kind)) for kind in ("shard", "texts")):
@@ -217,7 +217,7 @@ def text_lattices(
 def _written(
     model: Model, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
 ) -> Iterator[tuple[list[int], int]]:
-    """Every prompt, or source, with the model's own greedy text behind it."""
+    """Every prompt, or source, with the model's own greedy text after it."""
     is_encoder_decoder = _start(model) is not None
     prompts = [text[:length] for text, length in data.items()]
     for begin in range(0, len(prompts), batch_size):

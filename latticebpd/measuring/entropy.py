@@ -62,7 +62,7 @@ def _p_log_p(p: np.ndarray) -> np.ndarray:
 def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
     """Least and greatest possible ``max{k : H[i] <= H[i + 1] for all i < k}``, heads counted from 1.
 
-    low, high: ``[heads]`` bounds of the mean entropies; one array alone is exact.
+    low, high: ``[heads]`` bounds of the mean entropies; a single array is exact.
     """
     expect(len(low), "the mean entropy of at least one head")
     high = low if high is None else high
@@ -75,7 +75,7 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
 class HeadEntropy:
     """Entropies of heads over a data set: over the steps of vanilla drafts, calls or positions.
 
-    heads: their numbers, from 1; only heads 2.. where the files hold the top k alone.
+    heads: their numbers, from 1; only heads 2.. where the files hold only the top k.
     histogram: ``[heads, bins]`` steps by entropy, bins of ``BIN`` nats from 0; of bounds, by their middle.
     low, high: ``[heads]`` mean entropy, nats; equal where it is exact.
     text_means: ``[texts, heads]`` mean entropy of each text (the middle of bounds), text_efficiency: ``[texts]`` its

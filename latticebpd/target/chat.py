@@ -55,7 +55,7 @@ class ChatTemplate(PlainText):
     """Turns in the tokenizer's chat template; ValueError if it has none.
 
     Answers end with the model's end-of-text tokens or with the one that the template puts after a turn; without a
-    model, with the latter alone. A system prompt of None leaves the template its own.
+    model, with the latter only. A system prompt of None leaves the template its own.
     """
 
     def __init__(self, tokenizer: Any, model: Model | EngineTarget | None, system_prompt: str | None = None) -> None:

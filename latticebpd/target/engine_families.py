@@ -93,7 +93,7 @@ def hooked_module(model: nn.Module) -> str | None:
     name: str
     for name, module in model.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        # transformers leaves hooks of its own behind that collect hidden states.
+        # transformers leaves its own hooks, which collect hidden states.
         library = (str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
         if "forward" in vars(module) or not all(library):
             return name

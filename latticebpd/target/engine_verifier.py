@@ -59,7 +59,7 @@ class EngineVerifier:
         self.states = [*self.states, *other.states]
 
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Verified:
-        """One more token after each of ``n`` columns behind the rows' texts, which `cut` and `keep` drop.
+        """One more token after each of ``n`` columns after the rows' texts, which `cut` and `keep` drop.
 
         rows: ``[n]``, ascending.  parents: ``[n]`` numbers of columns of their rows, those of all passes since the
         text; -1: the text itself.

@@ -1,4 +1,4 @@
-"""A model's tokenizer by the ``tokenizers`` library alone.
+"""A model's tokenizer by the ``tokenizers`` library only.
 
 It stands where a tokenizer of ``transformers`` stands, with the same ids and texts, and imports nothing of it. Where
 ``transformers`` builds a tokenizer anew by the name of its class, this one is as ``tokenizer.json`` says.
@@ -23,7 +23,7 @@ SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", 
 """Names of special tokens that every tokenizer has, some without a token."""
 _CLEANED = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
 _CLEANED += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
-"""Spaces that a tokenizer of whole words leaves behind."""
+"""Spaces that remain after a tokenizer of whole words."""
 
 
 class ModelTokenizer:

@@ -107,7 +107,7 @@ def encode_files(
 ) -> Iterator[EncodedShard]:
     """Yield the shards of all files together, in order; ValueError where a file cannot be read, or all records are bad.
 
-    workers: processes that encode; 1: this process alone. bad: collects bad records; by default the first is an error.
+    workers: processes that encode; 1: this process only. bad: collects bad records; by default the first is an error.
     """
     bad = bad or BadRecords()
     columns = [encoding.field] if encoding.template is None else encoding.template.columns

@@ -22,7 +22,7 @@ class Template:
     """How a record becomes a prompt and its answer.
 
     prompt: text with fields in braces, ``question: {question}``; a dotted field is nested, ``{answers.text.0}``.
-    answers: possible fields of the answer, of which a record's first counts.  None: prompts alone.
+    answers: possible fields of the answer, of which a record's first counts.  None: prompts only.
     special_tokens: whether the tokenizer adds its own.
     """
 

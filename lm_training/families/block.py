@@ -14,7 +14,7 @@ slots::
 
 both over the drafted tokens. A low-rank *bigram* (DSpark's Markov head) adds scores for the token before to a slot's
 logits, in training the text's own. A selector's and a reranker's losses are added (`transition_losses`). Each of these
-heads can also be trained alone, on a frozen drafter.
+heads can also be trained by themselves, on a frozen drafter.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ def _copy_matching(own: nn.Module, other: nn.Module | None) -> None:
 def with_head(drafter: BlockDrafter, frozen: bool = True, **parts: Any) -> BlockDrafter:
     """The same drafter with a new bigram, selector or reranker to train, or all of it.
 
-    frozen: train the head alone; convolutions stay without effect. parts: fields of ``BlockConfig`` that describe head
+    frozen: train only the head; convolutions stay without effect. parts: fields of ``BlockConfig`` that describe head
     and convolutions. Raises ValueError where a frozen one has a head already, or the values describe no drafter.
     """
     wanted = "a drafter without a bigram, selector or reranker, to teach one to"

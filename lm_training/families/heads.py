@@ -118,7 +118,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         self.model, self.make_optimizers = model, make_optimizers
         self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
         if data.states is not None and not self.frozen:
-            raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts alone")
+            raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts only")
         self.distilled = isinstance(options, HeadTraining) and options.labels == "model"
         self.temperature = options.label_temperature if isinstance(options, HeadTraining) else 1.0
         expect(self.distilled or self.temperature == 1.0, "--labels model with --label-temperature", "--labels text")
@@ -165,7 +165,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         assert self.transitions is not None
         before = _last_known(labels[1:])
         inputs = self.model.with_tokens(states[len(states) - len(before) :], following[before])
-        return short(self.transitions.alone(0, inputs))
+        return short(self.transitions.head_state(0, inputs))
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``, but for frozen ones;
@@ -348,5 +348,5 @@ def _trained_hash(heads: Heads) -> str | None:
     """A hash of trained heads; None for new ones, which return any state unchanged."""
     state = torch.linspace(-1, 1, heads.input_size, dtype=heads.dtype, device=next(heads.parameters()).device)[None]
     own = state[:, : heads.hidden_size]
-    new = all(torch.equal(heads.alone(index, state), own) for index in range(heads.num_heads - 1))
+    new = all(torch.equal(heads.head_state(index, state), own) for index in range(heads.num_heads - 1))
     return None if new else weights_fingerprint(heads)

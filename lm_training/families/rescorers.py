@@ -67,7 +67,7 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         expect(not BaseModel.of(model).is_encoder_decoder, wanted, got)
         self.data = ModelTexts.of(model, data, "training").texts
         self.validation = ModelTexts.of(model, validation, "validation").texts
-        expect(data.num_labels and validation.num_labels, "sequences with tokens behind their prompts", "prompts alone")
+        expect(data.num_labels and validation.num_labels, "sequences with tokens after their prompts", "prompts only")
         self.model, self.settings = model, settings
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
 
@@ -87,7 +87,7 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
         return NextTokenBatch(*moved)
 
     def logits(self, batch: NextTokenBatch) -> Tensor:
-        """``[labels, vocab]`` for labels alone; projecting prompts and padding would be most of the cost."""
+        """``[labels, vocab]`` for labels only; projecting prompts and padding would be most of the cost."""
         kept = batch.labels.shape[1]
         labelled = batch.weights > 0
         output: Any = self.model.get_output_embeddings()

@@ -74,6 +74,6 @@ def reranker_losses(
     log_q, rank = scores[inside].log_softmax(dim=-1), ranks[inside][:, None]
     with torch.no_grad():
         logits = target(last[inside]).float().gather(1, candidates[inside])
-        behind = (logits.gather(1, rank) - logits).clamp(min=0)
-    own = -CROSS_ENTROPY * log_q.gather(1, rank)[:, 0] + PENALTY * (log_q.exp() * behind).sum(dim=-1)
+        below = (logits.gather(1, rank) - logits).clamp(min=0)
+    own = -CROSS_ENTROPY * log_q.gather(1, rank)[:, 0] + PENALTY * (log_q.exp() * below).sum(dim=-1)
     return torch.zeros(inside.shape, dtype=own.dtype, device=own.device).masked_scatter(inside, own)

@@ -152,7 +152,7 @@ def _sizes(data: Texts) -> np.ndarray:
 def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
     """``[batches + 1]`` cuts of the pairs, shortest first, into batches of at most ``batch_tokens``, padding included.
 
-    The cuts depend on lengths alone, so all epochs have the same number of batches.
+    The cuts depend only on lengths, so all epochs have the same number of batches.
     """
     cuts, sizes = [0], np.sort(_sizes(data)).tolist()
     for index, size in enumerate(sizes):

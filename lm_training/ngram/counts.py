@@ -12,8 +12,8 @@ each is a prefix of its windows.  If a window exceeds 64 bits, the part that fit
 continues from there.
 
 Windows with different first tokens never meet.  So the vocabulary is cut into ranges of codes, as many as the memory
-requires; each is counted alone in a pass over the tokens (which may be a mapped file), one range a thread at a time,
-and the results are concatenated.
+requires; each is counted separately in a pass over the tokens (which may be a mapped file), one range a thread at a
+time, and the results are concatenated.
 """
 
 from __future__ import annotations

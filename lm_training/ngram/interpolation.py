@@ -24,7 +24,7 @@ from lm_training.ngram.trie import NgramTrie
 def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTable:
     """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ; ValueError where the weight is not
     between 0 and 1, the vocabularies differ, or a model is not closed."""
-    expect(0 < weight < 1, "a weight between 0 and 1", weight, "else use one of the models alone")
+    expect(0 < weight < 1, "a weight between 0 and 1", weight, "else use one of the models by itself")
     same_words = first.symbols == second.symbols
     expect(same_words, "two models with the same words for the same ids", "others", "see in_one_vocabulary")
     tables, fingerprints = (first, second), {first.fingerprint, second.fingerprint} - {None}

@@ -60,7 +60,7 @@ def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None 
 
 
 def losses(table: NgramTable, trie: NgramTrie) -> list[np.ndarray]:
-    """``[n_o]`` per order: the relative rise of perplexity without this n-gram alone.
+    """``[n_o]`` per order: the relative rise of perplexity without only this n-gram.
 
     At least 0, rounding aside; infinite for unigrams and if a probability of 0 leaves it undefined.
     """

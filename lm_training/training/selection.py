@@ -8,7 +8,7 @@ c_p L_p``::
     batch      c_p = w_p / k, one of k predictions per update, drawn evenly     (Stern 2018, section 6: the sub-loss)
     position   c_1 = w_1, and c_p = w_p / (w_2 + ... + w_h) for the heads       (ours)
 
-``position`` draws a head as often as its weight says. As a factor of the loss alone, a weight would change little:
+``position`` draws a head as often as its weight says. As a mere factor of the loss, a weight would change little:
 heads share no parameters, and Adam divides by the gradient's size. More pairs make a head's gradient less noisy.
 
 A frozen base model has no prediction. A pair of prediction and position that is scored with probability q counts 1/q

@@ -1,6 +1,6 @@
 """The training loop of all families.
 
-An `Objective` is a module whose batches depend on ``(step, part, parts)`` alone and whose loss for a step is the mean
+An `Objective` is a module whose batches depend only on ``(step, part, parts)`` and whose loss for a step is the mean
 over its parts. A checkpoint holds the trained weights, the optimizers' moments and the step, so a killed run resumes
 exactly. A step may be split over processes (``torchrun``) and over time (``accumulate``) without changing the result.
 """
@@ -218,7 +218,7 @@ class Trainer:
         for turn in range(turns):
             part = self.process.rank * turns + turn
             batch = self.objective.batch(self.step, part, parts)
-            # Dropout depends on step and part alone, so that a resumed run equals an unbroken one.
+            # Dropout depends only on step and part, so that a resumed run equals an unbroken one.
             torch.manual_seed((self.options.seed * 1_000_003 + self.step) * 1009 + part)
             synchronise = self.process.world == 1 or turn == turns - 1  # else add gradients up locally
             if self.fsdp:

@@ -1,7 +1,7 @@
 """Options of training runs, with their defaults.
 
 The commands of ``latticebpd train`` take their options from these classes (`lm_training.cli.options`): a field with
-``help`` is a command-line option, a field without is for Python alone. A resumed run must have the same options, except
+``help`` is a command-line option, a field without is for Python only. A resumed run must have the same options, except
 *free* ones: these change speed and logging, not what is learnt (and ``steps``, so that a run can be extended).
 """
 
@@ -168,7 +168,7 @@ class BlockDrafterTraining(LoopOptions):
     """A block drafter for an existing target."""
 
     learning_rate: float = option(2e-3, "AdamW's peak rate: norms, and the bigram.", min=0.0)
-    muon_learning_rate: float = option(1e-2, "Muon's peak rate: the layers' matrices; 0: AdamW alone.", min=0.0)
+    muon_learning_rate: float = option(1e-2, "Muon's peak rate: the layers' matrices; 0: AdamW only.", min=0.0)
     batch_size: int = option(16, "Texts per update, over all processes.", min=1)
     anchors: int = option(16, "Anchors drawn from each text, each followed by a block.", min=1)
     gamma: float = option(5.0, "Slot m of a block weighs exp(-(m - 1) / gamma) in the loss.", above=0.0)
@@ -182,7 +182,7 @@ class RescorerTraining(LoopOptions):
     """A small language model that rescores drafts."""
 
     learning_rate: float = option(2e-3, "AdamW's peak rate: embeddings, norms and biases.", min=0.0)
-    muon_learning_rate: float = option(5e-3, "Muon's peak rate: other matrices; 0: AdamW alone.", min=0.0)
+    muon_learning_rate: float = option(5e-3, "Muon's peak rate: other matrices; 0: AdamW only.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     validation_sequences: int = option(64, free=True, min=1)
 

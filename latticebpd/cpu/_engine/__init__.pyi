@@ -87,15 +87,16 @@ class Transformer:
 class Int8Weights:
     """Weights ``[outputs, inputs]``, quantized to int8."""
 
-    def __init__(self, weights: int, outputs: int, inputs: int, /) -> None: ...
-    def multiply(self, x: int, rows: int, y: int, threads: int, /) -> None:
+    def __init__(self, weights: Floats, /) -> None: ...
+    def multiply(self, x: Floats, threads: int, /) -> Floats:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
 class Int8Heads:
-    """Feed-forward heads, ``up [heads, inner, inputs]`` and ``down [heads, size, inner]``, quantized to int8."""
+    """Feed-forward heads, ``up [heads, inner, inputs]`` and ``down [heads, size, inner]``, quantized to int8; the first
+    ``size`` inputs are the state, which heads add to."""
 
-    def __init__(self, up: int, down: int, heads: int, inner: int, size: int, inputs: int, /) -> None: ...
-    def states(self, x: int, rows: int, heads: int, to: int, threads: int, /) -> None:
+    def __init__(self, up: Floats, down: Floats, /) -> None: ...
+    def states(self, x: Floats, heads: int, threads: int, /) -> Floats:
         """``[rows, inputs]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
 
 class HeadLattices:
@@ -110,17 +111,20 @@ class HeadLattices:
         each head and their log-probabilities, ``[rows, slots, k]``; if tied, transitions ``[rows, slots - 1, k, k]``.
         ValueError for states that are not finite."""
 
-def chain_weights(log_probs: Floats, start: Floats, pairs: Floats, /) -> tuple[Floats, Floats]: ...
+def chain_weights(log_probs: Floats, start: Floats, pairs: Floats, /) -> tuple[Floats, Floats]:
+    """The ``log_probs`` and ``transitions`` of lattices whose arcs have scores after the arcs before them: those of a
+    Markov chain (DSpark, DFlash 2, LiLiCorr; heads with transitions). ``chains.hpp`` has the formulas.
+
+    log_probs: ``[rows, slots, k]`` of the drafter's marginals; only their sums matter. start: ``[rows, k]`` scores of
+    the first slot's arcs. pairs: ``[rows, slots - 1, k, k]`` scores of arc j of slot s + 1 after arc i of slot s.
+    """
 
 EPSILON: float
 """Added to the mean square of a vector before it is divided by the root."""
 
-def top_k(
-    x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int, isa: int = 0
-) -> None:
-    """``[rows, count]`` -> the ``k`` largest numbers of each row and their indices (int32), ``[rows, k]``, largest
-    first, equal ones by lower index; and ``log_sums [rows]``, ln of the sum of all exponentials. Where that is not
-    finite, values are NaN."""
+def top_k(x: Floats, k: int, threads: int, isa: int = 0) -> tuple[Floats, NDArray[np.int32], Floats]:
+    """``[rows, count]`` -> the ``k`` largest numbers of each row and their indices, ``[rows, k]``, largest first, equal
+    ones by lower index; and ``[rows]``, ln of the sum of all exponentials. Where that is not finite, values are NaN."""
 
 def move(buffer: int, heads: int, positions: int, bytes: int, moves: Sequence[tuple[int, int, int]], /) -> None:
     """Copy vectors of ``bytes`` bytes in a buffer ``[rows, heads, positions]``; moves: (row, source, destination)."""

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -34,11 +33,7 @@ struct Settings {
     std::vector<Frequencies> rotations;
 };
 
-inline void expect(bool fine, const std::string& what) {
-    if (!fine) throw std::invalid_argument("expected " + what);
-}
-
-// invalid_argument for sizes that do not fit each other.
+// Sizes that fit each other.
 inline void check(const Settings& s, const std::vector<Layer>& layers, const SharedMatrix& embedding,
                   const SharedMatrix& projection, const Numbers& final_norm) {
     expect(embedding != nullptr && projection != nullptr, "an embedding and a projection");

@@ -1,4 +1,13 @@
-// Weights of a Markov chain over each slot's arcs: array_kernels.py has the formulas.
+// Weights of a Markov chain over each slot's arcs.
+//
+// Softmax over j of the scores makes a chain of them, p(j | i). With m_s the probability of the arcs of slot s together, as
+// the drafter gives it,
+//
+//     arcs[0, j]           = log m_0 + log p(j)
+//     arcs[s + 1, j]       = log m_(s + 1) + log sum_i w_i p(j | i)     w: the same sum of slot s
+//     transitions[s, i, j] = log m_(s + 1) + log p(j | i) - arcs[s + 1, j]
+//
+// so that a path's weights add up to its log-probability in the chain, and the mass of a slot's arcs is the drafter's.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 // instructions take them; then the scales of its groups. The layout is lossless; sizes are rounded up to bytes.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -62,18 +63,15 @@ inline Block block_of(Type type) {
 
 // float16 to float32, subnormal numbers too.
 inline float from_half(std::uint16_t bits) {
-    const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fff) << 13;
-    const std::uint32_t wide = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : magnitude;
-    float number;
-    std::memcpy(&number, &wide, sizeof number);
-    if ((bits & 0x7c00) != 0x7c00) number *= 0x1p112f;
+    const bool special = (bits & 0x7c00) == 0x7c00;  // infinite or NaN
+    const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fff) << 13 | (special ? 0x7f800000 : 0);
+    const float number = std::bit_cast<float>(magnitude) * (special ? 1.0f : 0x1p112f);
     return bits & 0x8000 ? -number : number;
 }
 
 // float32 to float16, to the nearest, halves to even ones; infinite where too large.
 inline std::uint16_t to_half(float number) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &number, sizeof bits);
+    const auto bits = std::bit_cast<std::uint32_t>(number);
     const float magnitude = std::abs(number);
     std::uint32_t half = 0x7c00;
     if (magnitude < 0x1p-14f) half = static_cast<std::uint32_t>(std::lrint(magnitude * 0x1p24f));
@@ -84,12 +82,10 @@ inline std::uint16_t to_half(float number) {
 
 // A number that is not quantized.
 inline float read_number(Type type, const std::uint8_t* bytes) {
-    float number;
-    std::uint16_t half = 0;
-    if (type != Type::kF32) std::memcpy(&half, bytes, 2);
-    const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
-    std::memcpy(&number, type == Type::kF32 ? static_cast<const void*>(bytes) : &wide, 4);
-    return type == Type::kF16 ? from_half(half) : number;
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, bytes, type == Type::kF32 ? 4 : 2);
+    return type == Type::kF16 ? from_half(static_cast<std::uint16_t>(bits))
+                              : std::bit_cast<float>(type == Type::kF32 ? bits : bits << 16);
 }
 
 // A group of one output as it is in a file. q: 0 .. 2^bits - 1.  half, minimum: float16.  bytes: of super formats, the

@@ -62,6 +62,7 @@ class Int8Heads {
     }
 
     std::size_t inputs() const { return inputs_; }
+    std::size_t size() const { return size_; }
 
     // x: [rows, inputs]; to: [rows, heads, size] of the first `heads` heads.
     void states(const float* x, std::size_t rows, std::size_t heads, float* to, const Workers& workers) const {

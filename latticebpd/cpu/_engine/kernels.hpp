@@ -1,5 +1,4 @@
-// The kernels that drafters and caches of PyTorch use, under pybind11. Tensors come and go by address; the Python package
-// has checked all shapes.
+// The kernels that drafters and caches of PyTorch use, under pybind11: on NumPy arrays, caches' by address.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -23,28 +22,45 @@ namespace engine {
 inline void bind_kernels(pybind11::module_& module) {
     namespace py = pybind11;
     using namespace py::literals;
-    using Address = std::uintptr_t;
     using Size = std::size_t;
     using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
-    const py::call_guard<latticebpd::GilRelease> released;
-    static constexpr auto at = [](Address address) { return reinterpret_cast<float*>(address); };
     static constexpr auto workers = [](Size threads, Size isa = 0) { return Workers{*operations().at(isa), threads}; };
+    static constexpr auto rows_of = [](const Floats& x, Size width) {
+        expect(x.ndim() == 2 && static_cast<Size>(x.shape(1)) == width, "states [rows, " + std::to_string(width) + "]");
+        return static_cast<Size>(x.shape(0));
+    };
     py::class_<Int8Weights, std::shared_ptr<Int8Weights>>(module, "Int8Weights")
-        .def(py::init([](Address weights, Size outputs, Size inputs) {
+        .def(py::init([](const Floats& weights) {
+            expect(weights.ndim() == 2, "weights [outputs, inputs]");
+            const auto outputs = static_cast<Size>(weights.shape(0)), inputs = static_cast<Size>(weights.shape(1));
             const latticebpd::GilRelease unlocked;
-            return std::make_shared<Int8Weights>(at(weights), outputs, inputs);
+            return std::make_shared<Int8Weights>(weights.data(), outputs, inputs);
         }))
-        .def("multiply", [](const Int8Weights& self, Address x, Size rows, Address y, Size threads) {
-                 self.multiply(at(x), rows, at(y), workers(threads));
-             }, released);
+        .def("multiply", [](const Int8Weights& self, const Floats& x, Size threads) {
+            const Size rows = rows_of(x, self.inputs());
+            py::array_t<float> y({rows, self.outputs()});
+            float* to = y.mutable_data();
+            const latticebpd::GilRelease unlocked;
+            self.multiply(x.data(), rows, to, workers(threads));
+            return y;
+        });
     py::class_<Int8Heads, std::shared_ptr<Int8Heads>>(module, "Int8Heads")
-        .def(py::init([](Address up, Address down, Size heads, Size inner, Size size, Size inputs) {
+        .def(py::init([](const Floats& up, const Floats& down) {
+            expect(up.ndim() == 3 && down.ndim() == 3 && up.shape(0) == down.shape(0) && up.shape(1) == down.shape(2) &&
+                       up.shape(2) >= down.shape(1), "up [heads, inner, inputs] and down [heads, size, inner]");
+            const auto heads = static_cast<Size>(up.shape(0)), inner = static_cast<Size>(up.shape(1));
+            const auto inputs = static_cast<Size>(up.shape(2)), size = static_cast<Size>(down.shape(1));
             const latticebpd::GilRelease unlocked;
-            return std::make_shared<Int8Heads>(at(up), at(down), heads, inner, size, inputs);
+            return std::make_shared<Int8Heads>(up.data(), down.data(), heads, inner, size, inputs);
         }))
-        .def("states", [](const Int8Heads& self, Address x, Size rows, Size heads, Address to, Size threads) {
-                 self.states(at(x), rows, heads, at(to), workers(threads));
-             }, released);
+        .def("states", [](const Int8Heads& self, const Floats& x, Size heads, Size threads) {
+            const Size rows = rows_of(x, self.inputs());
+            py::array_t<float> states({rows, heads, self.size()});
+            float* to = states.mutable_data();
+            const latticebpd::GilRelease unlocked;
+            self.states(x.data(), rows, heads, to, workers(threads));
+            return states;
+        });
     py::class_<HeadLattices>(module, "HeadLattices")
         .def(py::init([](const std::shared_ptr<Int8Heads>& heads, const std::shared_ptr<Int8Weights>& projection,
                          const std::vector<std::int32_t>& ids, const Floats& up, const Floats& down) {
@@ -53,9 +69,7 @@ inline void bind_kernels(pybind11::module_& module) {
             return std::make_unique<HeadLattices>(heads, projection, ids, std::move(transitions));
         }))
         .def("lattices", [](HeadLattices& self, const Floats& inputs, Size slots, Size k, bool tied, Size threads) {
-            if (inputs.ndim() != 2 || static_cast<Size>(inputs.shape(1)) != self.inputs())
-                throw py::value_error("expected states [rows, " + std::to_string(self.inputs()) + "], which heads read");
-            const auto rows = static_cast<Size>(inputs.shape(0));
+            const Size rows = rows_of(inputs, self.inputs());
             py::array_t<std::int32_t> tokens({rows, slots, k});
             py::array_t<float> log_probs({rows, slots, k}), pairs({rows, tied ? slots - 1 : 0, k, k});
             const float* from = inputs.data();
@@ -68,11 +82,11 @@ inline void bind_kernels(pybind11::module_& module) {
             return tied ? py::tuple(py::make_tuple(tokens, log_probs, pairs)) : py::make_tuple(tokens, log_probs);
         });
     module.def("chain_weights", [](const Floats& log_probs, const Floats& start, const Floats& pairs) {
-        if (log_probs.ndim() != 3 || log_probs.shape(1) == 0) throw py::value_error("expected log_probs [rows, slots, k]");
+        expect(log_probs.ndim() == 3 && log_probs.shape(1) > 0, "log_probs [rows, slots, k]");
         const auto rows = static_cast<Size>(log_probs.shape(0)), slots = static_cast<Size>(log_probs.shape(1));
         const auto k = static_cast<Size>(log_probs.shape(2));
-        if (static_cast<Size>(start.size()) != rows * k || static_cast<Size>(pairs.size()) != rows * (slots - 1) * k * k)
-            throw py::value_error("expected start [rows, k] and pairs [rows, slots - 1, k, k]");
+        expect(static_cast<Size>(start.size()) == rows * k && static_cast<Size>(pairs.size()) == rows * (slots - 1) * k * k,
+               "start [rows, k] and pairs [rows, slots - 1, k, k]");
         py::array_t<float> arcs({rows, slots, k}), transitions({rows, slots - 1, k, k});
         float *to = arcs.mutable_data(), *gains = transitions.mutable_data();
         std::copy_n(pairs.data(), pairs.size(), gains);
@@ -82,12 +96,19 @@ inline void bind_kernels(pybind11::module_& module) {
         return py::make_tuple(arcs, transitions);
     });
     module.attr("EPSILON") = kEpsilon;
-    module.def("top_k", [](Address x, Size rows, Size count, Size k, Address values, Address indices, Address log_sums,
-                           Size threads, Size isa) {
-                   TopK{at(x), count, k, at(values), reinterpret_cast<std::int32_t*>(indices), at(log_sums)}.rows(
-                       rows, workers(threads, isa));
-               }, "x"_a, "rows"_a, "count"_a, "k"_a, "values"_a, "indices"_a, "log_sums"_a, "threads"_a, "isa"_a = 0, released);
-    module.def("move", [](Address buffer, Size heads, Size positions, Size bytes, const std::vector<Move>& moves) {
+    module.def("top_k", [](const Floats& x, Size k, Size threads, Size isa) {
+        expect(x.ndim() == 2 && k > 0 && k <= static_cast<Size>(x.shape(1)), "k > 0 and rows of at least k numbers");
+        const auto rows = static_cast<Size>(x.shape(0)), count = static_cast<Size>(x.shape(1));
+        py::array_t<float> values({rows, k}), log_sums(static_cast<py::ssize_t>(rows));
+        py::array_t<std::int32_t> indices({rows, k});
+        const TopK top{x.data(), count, k, values.mutable_data(), indices.mutable_data(), log_sums.mutable_data()};
+        {
+            const latticebpd::GilRelease unlocked;
+            top.rows(rows, workers(threads, isa));
+        }
+        return py::make_tuple(values, indices, log_sums);
+    }, "x"_a, "k"_a, "threads"_a, "isa"_a = 0);
+    module.def("move", [](std::uintptr_t buffer, Size heads, Size positions, Size bytes, const std::vector<Move>& moves) {
         move_vectors(reinterpret_cast<char*>(buffer), heads, positions, bytes, moves);
     });
 }

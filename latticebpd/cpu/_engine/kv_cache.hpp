@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <vector>
 
+#include "expect.hpp"
 #include "operations.hpp"
 #include "weight_memory.hpp"
 
@@ -47,8 +47,7 @@ class Cache {
     // Append the given columns after the text, ascending, to the text; drop the others.
     void keep(const std::vector<std::size_t>& columns) {
         for (std::size_t i = 0; i < columns.size(); ++i)
-            if (columns[i] >= pending.size() || (i > 0 && columns[i] <= columns[i - 1]))
-                throw std::invalid_argument("expected ascending columns after the text");
+            expect(columns[i] < pending.size() && (i == 0 || columns[i] > columns[i - 1]), "ascending columns after the text");
         for (std::size_t i = 0; i < columns.size(); ++i)
             if (columns[i] != i) move(length + columns[i], length + i);
         length += columns.size();

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "expect.hpp"
 #include "weight_memory.hpp"
 #include "operations.hpp"
 #include "workers.hpp"
@@ -95,7 +95,7 @@ class Matrix {
     }
 
     void set_bias(const std::vector<float>& bias) {
-        if (bias.size() != outputs) throw std::invalid_argument("expected a bias of as many numbers as outputs");
+        expect(bias.size() == outputs, "a bias of as many numbers as outputs");
         bias_ = bias;
         bias_.resize(count() * width());
     }
@@ -128,11 +128,10 @@ class Matrix {
   private:
     Matrix(const std::shared_ptr<WeightMemory>& memory, Type own, std::size_t rows, std::size_t columns)
         : type(own), outputs(rows), inputs(columns), memory_(memory) {
-        if (outputs == 0 || inputs == 0) throw std::invalid_argument("expected a matrix with outputs and inputs");
+        expect(outputs > 0 && inputs > 0, "a matrix with outputs and inputs");
         const std::size_t block = block_of(type).inputs;
-        if (inputs % block != 0)
-            throw std::invalid_argument("expected rows of a multiple of " + std::to_string(block) + " weights, got " +
-                                        std::to_string(inputs));
+        expect(inputs % block == 0,
+               "rows of a multiple of " + std::to_string(block) + " weights, got " + std::to_string(inputs));
         panels_ = memory_->take(bytes());
     }
 

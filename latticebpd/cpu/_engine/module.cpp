@@ -130,12 +130,9 @@ PYBIND11_MODULE(_engine, module) {
         .def(py::init<>())
         .def_readwrite("input_norm", &Layer::input_norm)
         .def_readwrite("attention_output_norm", &Layer::attention_output_norm)
-        .def_readwrite("mlp_norm", &Layer::mlp_norm)
-        .def_readwrite("mlp_output_norm", &Layer::mlp_output_norm)
-        .def_readwrite("query_norm", &Layer::query_norm)
-        .def_readwrite("key_norm", &Layer::key_norm)
-        .def_readwrite("window", &Layer::window)
-        .def_readwrite("rotation", &Layer::rotation)
+        .def_readwrite("mlp_norm", &Layer::mlp_norm).def_readwrite("mlp_output_norm", &Layer::mlp_output_norm)
+        .def_readwrite("query_norm", &Layer::query_norm).def_readwrite("key_norm", &Layer::key_norm)
+        .def_readwrite("window", &Layer::window).def_readwrite("rotation", &Layer::rotation)
         .def("set_matrices", [](Layer& layer, const std::array<std::shared_ptr<Matrix>, 7>& matrices) {
                  const std::array<SharedMatrix*, 7> own{&layer.query, &layer.key, &layer.value, &layer.output,
                                                         &layer.gate,  &layer.up,  &layer.down};
@@ -143,15 +140,11 @@ PYBIND11_MODULE(_engine, module) {
              });
     py::class_<Settings>(module, "Settings")
         .def(py::init<>())
-        .def_readwrite("heads", &Settings::heads)
-        .def_readwrite("groups", &Settings::groups)
-        .def_readwrite("head_size", &Settings::head_size)
-        .def_readwrite("epsilon", &Settings::epsilon)
-        .def_readwrite("scale", &Settings::scale)
-        .def_readwrite("attention_softcap", &Settings::attention_softcap)
+        .def_readwrite("heads", &Settings::heads).def_readwrite("groups", &Settings::groups)
+        .def_readwrite("head_size", &Settings::head_size).def_readwrite("epsilon", &Settings::epsilon)
+        .def_readwrite("scale", &Settings::scale).def_readwrite("attention_softcap", &Settings::attention_softcap)
         .def_readwrite("logit_softcap", &Settings::logit_softcap)
-        .def_readwrite("embedding_scale", &Settings::embedding_scale)
-        .def_readwrite("gelu", &Settings::gelu)
+        .def_readwrite("embedding_scale", &Settings::embedding_scale).def_readwrite("gelu", &Settings::gelu)
         .def("add_rotation", [](Settings& settings, const Numbers& frequencies, float factor) {
             settings.rotations.push_back({frequencies, factor});
         });

@@ -8,7 +8,7 @@ its distribution after each of them. With w(i) the probability, normalised, of t
     transitions[s - 1, i, j] = log p(j | prefix of i) - log_probs[s, j]      0 where prefix i was not among the best
 
 so that the score of a path of expanded prefixes is its probability under the assistant. Best-first search over the
-lattice then grows the draft tree, alone or with n-gram models.
+lattice then grows the draft tree, by itself or with n-gram models.
 """
 
 from __future__ import annotations

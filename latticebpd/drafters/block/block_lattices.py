@@ -8,10 +8,10 @@ vocabulary. Slot by slot,
     transitions[s, i, j]      = log p(j | i) - log_probs[s + 1, j]
 
 and a slot keeps the ``k`` best tokens by the former. So a path's score, log_probs and transitions together, is its
-probability in the chain, and the log_probs alone are the chain's marginals. The token before the first slot is the
+probability in the chain, and the log_probs are the chain's marginals. The token before the first slot is the
 anchor, which is known: its bigram is in the first ``log_probs``.
 
-DFlash 2's *candidate selector* and LiLiCorr's *reranker* make chains of a slot's best tokens alone
+DFlash 2's *candidate selector* and LiLiCorr's *reranker* make chains of a slot's best tokens only
 (`learned_transitions`).
 
 A *confidence head* gives the probability c that the target accepts a slot's token; a slot's arcs then have the mass c

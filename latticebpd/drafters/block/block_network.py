@@ -7,11 +7,11 @@ the target, concatenated, through ``fc`` and ``hidden_norm``. The *block* is the
 the *anchor*, which the target has not read yet, and of masks after it::
 
     column      context of y_1 .. y_(j-1)     y_j  m_1 .. m_(b-1)
-    gives       keys and values alone         queries, keys and values
+    gives       only keys and values          queries, keys and values
     position    0 .. j-2                      j-1 .. j+b-2
 
 In every layer the block's columns see the whole context and the block: all of it or, with a *causal head* (JetSpec),
-keys with index <= query index. The context's keys and values depend on its vectors alone, so they are cached; the
+keys with index <= query index. The context's keys and values depend on its vectors only, so they are cached; the
 block's are cut off.
 
 A mask's column predicts the token at its own position (DFlash); in a drafter that *samples from the anchor* (DSpark),
@@ -20,7 +20,7 @@ every column predicts the next token. So a block of b has b - 1 or b slots; the 
 Optional parts: a reduced vocabulary, the only tokens that are drafted; DSpark's *Markov head*, a bigram of low rank
 whose scores are added to a slot's logits given the token before; DSpark's *confidence head*, the probability that a
 slot's token is accepted; DFlash 2's *convolutions* in every layer and its *candidate selector*; LiLiCorr's *reranker*;
-layers that see a *window* of the keys alone.
+layers that see a *window* of the keys only.
 """
 
 from __future__ import annotations

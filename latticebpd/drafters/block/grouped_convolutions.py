@@ -37,7 +37,7 @@ class GroupedConvolution(nn.Module):
         return self.base_kernel[:, None, None] + delta.repeat_interleave(self.group_size, dim=-1)
 
     def forward(self, columns: Tensor, kernel: Tensor) -> Tensor:
-        """``[rows, blocks * block_size, hidden]``, each block convolved alone."""
+        """``[rows, blocks * block_size, hidden]``, each block convolved by itself."""
         blocks = columns.unflatten(1, (-1, self.block_size))
         taps = [F.pad(blocks, (0, 0, tap, 0))[:, :, : self.block_size] for tap in range(self.taps)]
         return (kernel * torch.stack(taps, dim=-2).flatten(1, 2)).sum(dim=-2)

@@ -11,7 +11,7 @@ vector of the last token before the anchor, and unit vectors of the factor heads
     g = silu(factor_input_proj [x; a; x * a])     start[c] = scale <anchor_out(a), in(g[0, c])>
                                                   pair[s, i, j] = scale <out(g[s, i]), in(g[s + 1, j])>
 
-Log-probabilities enter as features alone: the next token's distribution is the softmax of ``start``, then of the row of
+Log-probabilities enter only as features: the next token's distribution is the softmax of ``start``, then of the row of
 the token before. All scores of a block exist before it is searched.
 """
 
@@ -151,5 +151,5 @@ def _features(log_probs: Tensor) -> Tensor:
     k = log_probs.shape[-1]
     ranks = torch.arange(k, device=log_probs.device, dtype=log_probs.dtype)
     further = (ranks / max(k - 1, 1), (ranks == 0).to(log_probs.dtype))
-    behind = log_probs - log_probs.amax(dim=-1, keepdim=True)
-    return torch.stack([log_probs, log_probs.exp(), behind, *(each.expand_as(log_probs) for each in further)], dim=-1)
+    below = log_probs - log_probs.amax(dim=-1, keepdim=True)
+    return torch.stack([log_probs, log_probs.exp(), below, *(each.expand_as(log_probs) for each in further)], dim=-1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from latticebpd.cpu.array_kernels import chain_weights
+from latticebpd.cpu._engine import chain_weights
 from latticebpd.drafters.block.block_network import BlockDrafter
 from latticebpd.lattices.sausage import SausageLattice
 

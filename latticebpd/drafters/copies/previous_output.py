@@ -87,7 +87,7 @@ class PreviousOutputDrafter(Drafter):
                 reading.positions = [position + len(new)]
                 return
         expected = reading.positions[0] + len(new)
-        # Of the new text alone: the prompt is no part of what the earlier output could go on from.
+        # Only of the new text: the prompt is no part of what the earlier output could go on from.
         tail = state.tokens[max(state.prompt_length, len(state.tokens) - reading.index.max_length) :]
         _, positions = next(iter(reading.index.matches(tail)), (0, [expected]))
         reading.positions = sorted(positions, key=lambda position: abs(position - expected))[: self.max_positions]

@@ -21,7 +21,7 @@ class PromptNgramDrafter(Drafter):
     max_ngram: longest suffix looked up.
     min_ngram: shortest suffix that may match; 1 drafts most often, higher only where a copy is likelier.
     block_size: tokens copied from each occurrence.
-    num_nodes: nodes of the tree; ``block_size`` of them are the best match's alone.
+    num_nodes: nodes of the tree; ``block_size`` of them are only the best match's.
     max_matches: occurrences that compete for the nodes, longest match first, latest first.
     keep: chance that a copied token is right where those before it were; the price of depth against breadth.
     longer: how many times more a match weighs for every token it is longer.

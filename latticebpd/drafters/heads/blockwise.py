@@ -7,7 +7,7 @@ A *blockwise language model* is a stock causal LM or encoder-decoder of ``transf
 On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
 and two more files: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
 Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
-of the tokens alone (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
+of the tokens only (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
 a hash of the base model that they were trained on. Since format 4 they may read the states of further ``layers``, and
 have weights of 8 bits, each column with its scale.
 """
@@ -214,7 +214,7 @@ class BlockwiseLM(nn.Module):
         dtype: torch.dtype | None = None,
         weights: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write the heads alone, next to the files of a base model, that which they were trained on; arguments as for
+        """Write the heads only, next to the files of a base model, that which they were trained on; arguments as for
         `save_pretrained`. ``torch.int8`` rounds weights as the CPU's kernels do."""
         directory, heads = Path(directory), self.heads.state_dict() if weights is None else weights
         tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Lattices of feed-forward heads beside an `EngineTarget`, by kernels of 8 bits alone: those of `HeadLattices` with
+"""Lattices of feed-forward heads for an `EngineTarget`, by int8 kernels only: those of `HeadLattices` with
 ``use_int8``, without PyTorch."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.cpu.array_kernels import Int8HeadKernels
 from latticebpd.drafters.family import FamilySource, PositionLattices
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
@@ -65,15 +64,14 @@ class EngineHeads:
             all(type(layer) is int and 1 <= layer <= target.num_layers for layer in self.layers),
         )
         expect(all(fits), "feed-forward heads for the engine", "others", of=folder)
-        rows = np.ascontiguousarray(target.weights.output_rows(every))
-        projection = _engine.Int8Weights(rows.ctypes.data, *rows.shape)
+        projection = _engine.Int8Weights(target.weights.output_rows(every))
         tied = [each[0] for each in ties] or [np.empty((2 * sizes[0], 0)), np.empty((0, sizes[0]))]
         matrices = np.swapaxes(np.split(tied[0], 2), 1, 2), tied[1]
-        heads = Int8HeadKernels(up, down).kernels
+        heads = _engine.Int8Heads(up.swapaxes(1, 2), down.swapaxes(1, 2))
         self._kernels = _engine.HeadLattices(heads, projection, every.tolist(), *matrices)
         self._embeddings = target.weights.output_embeddings if config["kind"] == "conditioned" else None
         self.has_transitions = bool(ties)
-        self.num_heads, self.num_tokens = len(up) + 1, len(rows)
+        self.num_heads, self.num_tokens = len(up) + 1, len(every)
         self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
 
     def lattices(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.cpu.array_kernels import chain_weights
+from latticebpd.cpu._engine import chain_weights
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.drafters.heads.head_source import HeadSource

@@ -31,8 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latticebpd.checks import expect
-from latticebpd.cpu.array_kernels import Int8HeadKernels
+from latticebpd.cpu import _engine
 from latticebpd.cpu.packed_weights import PackedWeights, is_plain
+from latticebpd.machine import num_threads
 from latticebpd.target.stock_model import Projection
 
 
@@ -83,7 +84,7 @@ class Heads(nn.Module):
         given = {name: getattr(self, name) for name in signature(type(self)).parameters}
         return {name: value for name, value in given.items() if value != ()}
 
-    def alone(self, index: int, inputs: Tensor) -> Tensor:
+    def head_state(self, index: int, inputs: Tensor) -> Tensor:
         """``[n, inputs]`` -> ``[n, hidden]``: one head's states, ready for projection."""
         raise NotImplementedError
 
@@ -91,12 +92,12 @@ class Heads(nn.Module):
         """``[..., inputs]`` -> ``[..., slots, hidden]``: states of the first ``slots`` heads, or of all, on every
         position."""
         flat = inputs.reshape(-1, self.input_size)
-        states = torch.stack([self.alone(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
+        states = torch.stack([self.head_state(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
         return states.reshape(*inputs.shape[:-1], states.shape[1], self.hidden_size)
 
     def states_of(self, rows: Sequence[Tensor]) -> Tensor:
         """``[n, inputs]`` of each head, with its own n -> ``[n of all, hidden]``: their states, one after the other."""
-        return torch.cat([self.alone(index, inputs) for index, inputs in enumerate(rows)])
+        return torch.cat([self.head_state(index, inputs) for index, inputs in enumerate(rows)])
 
     def project(self, states: Tensor, counts: Sequence[int], output: Projection) -> Tensor:
         """``[n of all, hidden]`` -> ``[n of all, vocab]``: logits of so many states of each head.
@@ -134,7 +135,7 @@ class BlockHeads(Heads):
         new = own.new_zeros(len(own), len(layers) * self.hidden_size, self.intermediate_size)
         self.up, self.layers = nn.Parameter(torch.cat([own, new, others], dim=1)), tuple(layers)
 
-    def alone(self, index: int, inputs: Tensor) -> Tensor:
+    def head_state(self, index: int, inputs: Tensor) -> Tensor:
         return self._states(inputs, self.up[index], self.down[index])
 
     def states_of(self, rows: Sequence[Tensor]) -> Tensor:
@@ -150,16 +151,15 @@ class BlockHeads(Heads):
         learns = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
         if self.weights is not None and not learns and all(map(is_plain, (inputs, self.up, self.down))):
             flat, kernels = inputs.detach().reshape(-1, self.input_size), self._kernels(self.weights)
-            return torch.from_numpy(kernels.states(flat.numpy(), shape[-2])).view(shape)
+            return torch.from_numpy(kernels.states(flat.numpy(), shape[-2], num_threads())).view(shape)
         up, down = self.up[:slots], self.down[:slots]
         read = inputs.reshape(1, -1, self.input_size).expand(len(up), -1, -1)
         states = read[..., : self.hidden_size] + torch.bmm(F.silu(torch.bmm(read, up)), down)
         return states.transpose(0, 1).reshape(shape)
 
-    def _kernels(self, weights: PackedWeights) -> Int8HeadKernels:
-        up, down = self.up.detach().numpy(), self.down.detach().numpy()
-        kernels: Int8HeadKernels = weights.packed(lambda: Int8HeadKernels(up, down), self.up, self.down)
-        return kernels
+    def _kernels(self, weights: PackedWeights) -> Any:
+        up, down = (each.detach().mT.numpy() for each in (self.up, self.down))
+        return weights.packed(lambda: _engine.Int8Heads(up, down), self.up, self.down)
 
     def use_int8(self) -> None:
         """Compute with int8 weights, where they are float32 on a CPU."""
@@ -190,7 +190,7 @@ class SternHeads(Heads):
         self.up = nn.Parameter(torch.randn(hidden_size, width) * hidden_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, width, hidden_size))
 
-    def alone(self, index: int, inputs: Tensor) -> Tensor:
+    def head_state(self, index: int, inputs: Tensor) -> Tensor:
         return inputs + F.relu(inputs @ self.up) @ self.down[index]
 
     def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
@@ -213,7 +213,7 @@ class MedusaHeads(Heads):
         self.bias = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size))
         self.output = nn.Parameter(torch.zeros(num_heads - 1, vocab_size, hidden_size))
 
-    def alone(self, index: int, inputs: Tensor) -> Tensor:
+    def head_state(self, index: int, inputs: Tensor) -> Tensor:
         for layer in range(self.num_layers):
             inputs = inputs + F.silu(F.linear(inputs, self.weight[index, layer], self.bias[index, layer]))
         return inputs

@@ -119,7 +119,7 @@ def _tensors(directory: Path, heads: int) -> Iterator[tuple[Key, Tensor, Path]]:
 
 
 def _check_complete(weights: dict[Key, Tensor], heads: int, layers: int, directory: Path) -> None:
-    """Every head has its projection and its blocks: all of them, or block 0 alone, which then stands for all."""
+    """Every head has its projection and its blocks: all of them, or only block 0, which is then used by all."""
     for head in range(heads):
         blocks = {layer for kept, layer, part in weights if kept == head and part == "linear.weight"}
         needed = blocks if blocks == {0} and layers else range(layers)

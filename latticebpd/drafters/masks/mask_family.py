@@ -35,7 +35,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 
 
 class MaskLattices(NetworkSource):
-    """The outputs of a non-autoregressive model that fills masks behind the text in one pass (GAD; Xia 2022, sections 3
+    """The outputs of a non-autoregressive model that fills masks after the text in one pass (GAD; Xia 2022, sections 3
     and 4).
 
     A lattice ends where its best token ends the text.

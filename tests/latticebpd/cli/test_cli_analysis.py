@@ -122,7 +122,7 @@ def test_oracle_decodes_with_the_model(
     (file,) = (tmp_path / "shards").glob("shard-*.npz")
     status, _, err = run("oracle", file, "--model", model_directory)
     assert status == 2
-    assert "lattice files alone do not tell the prompts" in err
+    assert "lattice files do not name the prompts" in err
 
 
 def test_the_oracle_and_its_decodes_leave_out_what_a_weight_was_tuned_on(
@@ -238,7 +238,7 @@ def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
         )
         assert status == 2
         assert (
-            "short.jsonl: expected at least one text with two tokens behind its prompt, which make a lattice, found"
+            "short.jsonl: expected at least one text with two tokens after its prompt, which make a lattice, found"
             " none" in err
         )
         assert not (tmp_path / output).exists()

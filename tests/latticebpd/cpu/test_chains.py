@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from latticebpd.cpu.array_kernels import chain_weights
+from latticebpd.cpu._engine import chain_weights
 
 
 def test_paths_have_the_chains_probabilities_and_arcs_their_marginals() -> None:

@@ -1,5 +1,4 @@
-"""The CPU kernels by themselves, on numpy's memory, so that sanitizers can watch them: close to double precision, and
-nothing is written beyond the output."""
+"""The CPU kernels by themselves, on numpy's memory, so that sanitizers can watch them: close to double precision."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latticebpd.cpu import _engine, array_kernels
-from latticebpd.cpu.array_kernels import Int8HeadKernels
+from latticebpd.cpu import _engine
 
 ISAS = range(_engine.isas())
 THREADS = pytest.mark.parametrize("threads", [1, 2])
@@ -22,15 +20,8 @@ def drawn(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32)
 
 
-def address(numbers: np.ndarray) -> int:
-    return numbers.ctypes.data
-
-
 def int8_product(x: np.ndarray, weight: np.ndarray, threads: int = 1) -> np.ndarray:
-    x, y = x.copy(), np.full((len(x) + 1, len(weight)), 7, np.float32)
-    _engine.Int8Weights(address(weight), *weight.shape).multiply(address(x), len(x), address(y), threads)
-    assert (y[-1] == 7).all(), "written beyond its end"
-    return y[:-1]
+    return _engine.Int8Weights(weight).multiply(x, threads)
 
 
 @THREADS
@@ -81,7 +72,7 @@ def test_the_top_k_are_those_of_a_stable_sort_and_log_sums_close_to_double_preci
     ):
         x[0, : count // 2] = -np.inf
         for k in {1, min(count, 64), count}:
-            found, ends = top_k(isa, x, k, threads), x.astype(np.float64)
+            found, ends = _engine.top_k(x, k, threads, isa), x.astype(np.float64)
             order = np.argsort(-x, axis=1, kind="stable")[:, :k]
             np.testing.assert_array_equal(found[1], order)
             np.testing.assert_array_equal(found[0], np.take_along_axis(x, order, axis=1))
@@ -95,30 +86,40 @@ def test_rows_with_nan_or_infinity_have_no_top_k(isa: int) -> None:
     for count in (7, 300):
         x = np.ones((4, count), np.float32)
         x[0, 3], x[1, 3], x[2] = np.nan, np.inf, -np.inf
-        values, indices, log_sums = top_k(isa, x, 2, 1)
+        values, indices, log_sums = _engine.top_k(x, 2, 1, isa)
         assert np.isnan(values[:3]).all()
         assert not np.isfinite(log_sums[:3]).any()
         assert indices[3].tolist() == [0, 1]
 
 
-def top_k(isa: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    x, rows = x.copy(), len(x)
-    values, indices, log_sums = (
-        np.full((rows + 1, k), 7, np.float32),
-        np.full((rows + 1, k), 7, np.int32),
-        np.full(rows + 1, 7, np.float32),
-    )
-    _engine.top_k(address(x), rows, x.shape[1], k, address(values), address(indices), address(log_sums), threads, isa)
-    assert all((each[-1] == 7).all() for each in (values, indices, log_sums)), "written beyond its end"
-    return values[:-1], indices[:-1], log_sums[:-1]
+def test_arrays_of_other_shapes_are_refused() -> None:
+    """And none is read or written beyond its end."""
+    x, matrix = np.ones((2, 8), np.float32), _engine.Int8Weights(np.ones((3, 9), np.float32))
+    with pytest.raises(ValueError, match=r"expected states \[rows, 9\]"):
+        matrix.multiply(x, 1)
+    with pytest.raises(ValueError, match=r"expected weights \[outputs, inputs\]"):
+        _engine.Int8Weights(x[0])
+    up, down = np.ones((2, 4, 8), np.float32), np.ones((2, 6, 4), np.float32)
+    heads = _engine.Int8Heads(up, down)
+    assert heads.states(x, 2, 1).shape == (2, 2, 6)
+    with pytest.raises(IndexError):
+        heads.states(x, 3, 1)
+    with pytest.raises(ValueError, match=r"expected states \[rows, 8\]"):
+        heads.states(x[:, 1:], 2, 1)
+    for other in (up[:1], up[:, 1:], up[..., 3:], up[0]):
+        with pytest.raises(ValueError, match=r"expected up \[heads, inner, inputs\] and down"):
+            _engine.Int8Heads(other, down)
+    for array, k in ((x, 0), (x, 9), (x[0], 1), (x[None], 1)):
+        with pytest.raises(ValueError, match="expected k > 0 and rows of at least k numbers"):
+            _engine.top_k(array, k, 1)
 
 
-def head_lattices(rng: np.random.Generator, width: int) -> tuple[Int8HeadKernels, Any, Any, list[np.ndarray], Any]:
+def head_lattices(rng: np.random.Generator, width: int) -> tuple[Any, Any, Any, list[np.ndarray], Any]:
     """Heads that read 96 inputs, a projection to 700 tokens, numbered backwards, and transitions."""
-    heads = Int8HeadKernels(rng.normal(0, 0.1, (3, 96, 20)), rng.normal(0, 0.1, (3, 20, 48)))
+    heads = _engine.Int8Heads(*(rng.normal(0, 0.1, shape).swapaxes(1, 2) for shape in ((3, 96, 20), (3, 20, 48))))
     weights, ties = drawn(rng, 700, 48) / 7, [drawn(rng, 2, width, 48) / 7, drawn(rng, width, 48)]
-    projection = _engine.Int8Weights(address(weights), *weights.shape)
-    return heads, projection, weights, ties, _engine.HeadLattices(heads.kernels, projection, range(700, 0, -1), *ties)
+    projection = _engine.Int8Weights(weights)
+    return heads, projection, weights, ties, _engine.HeadLattices(heads, projection, range(700, 0, -1), *ties)
 
 
 def normalised(vectors: np.ndarray) -> np.ndarray:
@@ -134,12 +135,12 @@ def test_one_call_makes_the_lattices_of_heads(threads: int) -> None:
     for rows, slots in ((1, 3), (5, 2), (2, 1)):
         inputs = drawn(rng, rows, 96)
         read = np.hstack([inputs[:, :48], normalised(inputs[:, 48:])])
-        states, logits = heads.states(read, slots), np.empty((rows, slots, 700), np.float32)
-        projection.multiply(address(states), rows * slots, address(logits), threads)
+        states = heads.states(read, slots, threads)
+        logits = projection.multiply(states.reshape(-1, 48), threads)
         tokens, log_probs = kernels.lattices(inputs, slots, 9, False, threads)
-        for row, (wanted, expected) in enumerate(array_kernels.top_k(logits, 9)):
-            np.testing.assert_array_equal(tokens[row], 700 - wanted)
-            np.testing.assert_array_equal(log_probs[row], expected)
+        values, wanted, totals = _engine.top_k(logits, 9, threads)
+        np.testing.assert_array_equal(tokens, 700 - wanted.reshape(tokens.shape))
+        np.testing.assert_array_equal(log_probs, (values - totals[:, None]).reshape(tokens.shape))
     with pytest.raises(ValueError, match="expected finite states, which heads read"):
         kernels.lattices(np.full((1, 96), np.nan, np.float32), 2, 9, False, threads)
     with pytest.raises(ValueError, match=r"expected states \[rows, 96\]"):
@@ -157,11 +158,11 @@ def test_transitions_of_heads_are_close_to_their_formula(width: int, threads: in
     tokens, arcs, gains = kernels.lattices(inputs, 3, 9, True, threads)
     np.testing.assert_array_equal(tokens, plain)
     embeddings = weights.astype(np.float64)[700 - tokens]
-    states = heads.states(np.hstack([inputs[:, :48], normalised(inputs[:, 48:])]), 3)
+    states = heads.states(np.hstack([inputs[:, :48], normalised(inputs[:, 48:])]), 3, threads)
     inner = (states[:, 1:] @ up[0].T)[:, :, None] + normalised(embeddings[:, :-1]) @ up[1].T
     inner /= 1 + np.exp(-inner)
     pairs = inner @ (embeddings[:, 1:] @ down.T).swapaxes(-1, -2) + log_probs[:, 1:, None]
-    expected = array_kernels.chain_weights(log_probs, log_probs[:, 0], pairs)
+    expected = _engine.chain_weights(log_probs, log_probs[:, 0], pairs)
     for ours, wanted in zip((arcs, gains), expected, strict=True):
         assert np.linalg.norm(ours - wanted) < 0.02 * np.linalg.norm(wanted)
     for row in range(4):
@@ -184,11 +185,10 @@ def test_a_busy_daemon_thread_does_not_disturb_the_end_of_the_program() -> None:
 import threading, time
 import numpy as np
 from latticebpd.cpu import _engine
-weight, x, y = np.ones((300, 300), np.float32), np.ones((12, 300), np.float32), np.empty((12, 300), np.float32)
-matrix = _engine.Int8Weights(weight.ctypes.data, 300, 300)
+matrix, x = _engine.Int8Weights(np.ones((300, 300))), np.ones((12, 300), np.float32)
 def work():
     while True:
-        matrix.multiply(x.ctypes.data, 12, y.ctypes.data, 3)
+        matrix.multiply(x, 3)
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.1)
 """

@@ -109,7 +109,7 @@ def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: Blockwis
     states, logits = heads(inputs), heads.logits(inputs, output)
     assert logits.shape == (2, 5, 3, 23)
     for index in range(3):
-        alone = heads.alone(index, inputs.reshape(-1, heads.input_size))
+        alone = heads.head_state(index, inputs.reshape(-1, heads.input_size))
         torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
 
 

@@ -113,9 +113,9 @@ def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.nd
         (
             "transitions",
             np.pad([[[[np.nan]]]], ((1, 1), (0, 0), (1, 2), (2, 1))),
-            "lattice 1, slot 1, arc 2 behind arc 1: expected a transition of at most 1e.30, got nan",
+            "lattice 1, slot 1, arc 2 after arc 1: expected a transition of at most 1e.30, got nan",
         ),
-        ("transitions", np.full((3, 1, 4, 4), np.inf, np.float16), "lattice 0, slot 1, arc 0 behind arc 0: .* got inf"),
+        ("transitions", np.full((3, 1, 4, 4), np.inf, np.float16), "lattice 0, slot 1, arc 0 after arc 0: .* got inf"),
     ],
 )
 def test_bad_arrays_are_refused_by_file_and_name(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:

@@ -154,10 +154,10 @@ def test_transitions_are_kept_as_read_only_float32_and_compared() -> None:
         (np.array([[["a", "b"]] * 2]), "expected real transitions"),
         (
             [[[0.0, 0.0], [0.0, math.nan]]],
-            "slot 1, arc 1 behind arc 1: expected a transition of at most 1e.30, got nan",
+            "slot 1, arc 1 after arc 1: expected a transition of at most 1e.30, got nan",
         ),
-        ([[[0.0, math.inf], [0.0, 0.0]]], "slot 1, arc 1 behind arc 0: .* got inf"),
-        ([[[0.0, 0.0], [1e300, 0.0]]], "slot 1, arc 0 behind arc 1: .* got inf"),
+        ([[[0.0, math.inf], [0.0, 0.0]]], "slot 1, arc 1 after arc 0: .* got inf"),
+        ([[[0.0, 0.0], [1e300, 0.0]]], "slot 1, arc 0 after arc 1: .* got inf"),
     ],
 )
 def test_malformed_transitions_are_refused_by_name(transitions: object, message: str) -> None:

@@ -203,7 +203,7 @@ def test_foreign_directories_are_refused_by_name(model: BlockwiseLM, tmp_path: P
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match="expected a directory that is new, empty or filled by this command before"):
         collect_shards(model, data(), tmp_path, OPTIONS)
-    with pytest.raises(ValueError, match="lattice files alone do not tell the prompts"):
+    with pytest.raises(ValueError, match="lattice files do not name the prompts"):
         list(texts_of([tmp_path]))
     (tmp_path / SETTINGS).write_text(json.dumps({"num_shards": -1}))
     with pytest.raises(ValueError, match=r"lattices\.json: expected settings"):

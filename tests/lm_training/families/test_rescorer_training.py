@@ -200,7 +200,7 @@ def test_data_that_the_model_cannot_read_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 32 tokens"):
         RescorerObjective(model(), long, data, QUICK)
     prompts = Texts.of_rows([np.zeros(3, np.uint16)], [3], np.uint16)
-    with pytest.raises(ValueError, match="tokens behind their prompts"):
+    with pytest.raises(ValueError, match="tokens after their prompts"):
         RescorerObjective(model(), prompts, data, QUICK)
     with pytest.raises(ValueError, match="decoder-only causal LM as rescorer, got an encoder-decoder"):
         RescorerObjective(tiny("t5"), data, data, QUICK)
