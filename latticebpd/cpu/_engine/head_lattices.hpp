@@ -25,6 +25,7 @@ class HeadLattices {
           transitions_(std::move(transitions)) {}
 
     std::size_t inputs() const { return heads_->inputs(); }
+    std::size_t tokens() const { return ids_.size(); }
 
     // x: [rows, inputs], what heads read: the final state, then others and a token's embedding, each of which is normalised
     // here. tokens, log_probs: [rows, slots, k]; pairs: [rows, slots - 1, k, k], or null: without transitions.

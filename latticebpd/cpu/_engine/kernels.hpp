@@ -64,12 +64,17 @@ inline void bind_kernels(pybind11::module_& module) {
     py::class_<HeadLattices>(module, "HeadLattices")
         .def(py::init([](const std::shared_ptr<Int8Heads>& heads, const std::shared_ptr<Int8Weights>& projection,
                          const std::vector<std::int32_t>& ids, const Floats& up, const Floats& down) {
-            const auto width = static_cast<Size>(down.shape(0));
+            const auto width = static_cast<Size>(down.shape(0)), size = width * projection->inputs();
+            expect(ids.size() == projection->outputs(), "an id of each of the projection's tokens");
+            expect(heads->size() == projection->inputs() && heads->inputs() % heads->size() == 0, "heads of the projection's size");
+            expect(static_cast<Size>(up.size()) == 2 * size && static_cast<Size>(down.size()) == size,
+                   "transitions up [2, width, size] and down [width, size]");
             auto transitions = width > 0 ? std::make_unique<Int8Transitions>(up.data(), down.data(), width, projection) : nullptr;
             return std::make_unique<HeadLattices>(heads, projection, ids, std::move(transitions));
         }))
         .def("lattices", [](HeadLattices& self, const Floats& inputs, Size slots, Size k, bool tied, Size threads) {
             const Size rows = rows_of(inputs, self.inputs());
+            expect(slots > 0 && k > 0 && k <= self.tokens(), "slots and at most " + std::to_string(self.tokens()) + " arcs");
             py::array_t<std::int32_t> tokens({rows, slots, k});
             py::array_t<float> log_probs({rows, slots, k}), pairs({rows, tied ? slots - 1 : 0, k, k});
             const float* from = inputs.data();

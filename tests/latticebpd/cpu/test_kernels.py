@@ -99,17 +99,30 @@ def test_arrays_of_other_shapes_are_refused() -> None:
         matrix.multiply(x, 1)
     with pytest.raises(ValueError, match=r"expected weights \[outputs, inputs\]"):
         _engine.Int8Weights(x[0])
-    up, down = np.ones((2, 4, 8), np.float32), np.ones((2, 6, 4), np.float32)
+    up, down = np.ones((2, 4, 12), np.float32), np.ones((2, 6, 4), np.float32)
     heads = _engine.Int8Heads(up, down)
+    x = np.ones((2, 12), np.float32)
     assert heads.states(x, 2, 1).shape == (2, 2, 6)
     with pytest.raises(IndexError):
         heads.states(x, 3, 1)
-    with pytest.raises(ValueError, match=r"expected states \[rows, 8\]"):
+    with pytest.raises(ValueError, match=r"expected states \[rows, 12\]"):
         heads.states(x[:, 1:], 2, 1)
-    for other in (up[:1], up[:, 1:], up[..., 3:], up[0]):
+    for other in (up[:1], up[:, 1:], up[..., 7:], up[0]):
         with pytest.raises(ValueError, match=r"expected up \[heads, inner, inputs\] and down"):
             _engine.Int8Heads(other, down)
-    for array, k in ((x, 0), (x, 9), (x[0], 1), (x[None], 1)):
+    ties = np.ones((2, 5, 6), np.float32), np.ones((5, 6), np.float32)
+    projection = _engine.Int8Weights(np.ones((3, 6), np.float32))
+    lattices = _engine.HeadLattices(heads, projection, range(3), *ties)
+    for slots, k in ((0, 1), (1, 0), (1, 4)):
+        with pytest.raises(ValueError, match="expected slots and at most 3 arcs"):
+            lattices.lattices(x, slots, k, False, 1)
+    with pytest.raises(ValueError, match="expected an id of each of the projection's tokens"):
+        _engine.HeadLattices(heads, projection, range(2), *ties)
+    with pytest.raises(ValueError, match="expected heads of the projection's size"):
+        _engine.HeadLattices(_engine.Int8Heads(up, down[:, :4]), projection, range(3), *ties)
+    with pytest.raises(ValueError, match=r"expected transitions up \[2, width, size\]"):
+        _engine.HeadLattices(heads, projection, range(3), ties[0][:, 1:], ties[1])
+    for array, k in ((x, 0), (x, 13), (x[0], 1), (x[None], 1)):
         with pytest.raises(ValueError, match="expected k > 0 and rows of at least k numbers"):
             _engine.top_k(array, k, 1)
 
