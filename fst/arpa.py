@@ -12,7 +12,7 @@
 The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, a byte order mark,
 blank lines, n-grams in any order, missing backoff weights, ``-99`` for log 0, no ``<unk>``, suffixes that pruning
 took away. It is strict where a file would be misread, and names the line: numbers that are none, a wrong number of
-words or n-grams, words that are no unigrams, n-grams without their context or given twice, positive or infinite
+words or n-grams, words that are no unigrams, n-grams without their context or listed twice, positive or infinite
 log-probabilities, a missing end. Backoff weights above 1 are legal. It reads once, from the first line to the last,
 into less memory than the automaton takes.
 """

@@ -131,8 +131,8 @@ class _Cursor:
 
     def need(self, size: int) -> None:
         if self.offset + size > len(self.data):
-            found = f"but the file ends at {len(self.data)}; it is truncated or damaged: make it again"
-            raise ValueError(f"{self.path}: expected {size} bytes at byte {self.offset}, {found}")
+            problem = f"but the file ends at {len(self.data)}; it is truncated or damaged: make it again"
+            raise ValueError(f"{self.path}: expected {size} bytes at byte {self.offset}, {problem}")
 
 
 def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:

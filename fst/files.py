@@ -49,8 +49,8 @@ def temporary_beside(path: Path) -> Path:
 def replacing(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` on success, delete it on any error.
 
-    A reader therefore sees the old file or the complete new one, never a half.  Folders that are missing above it are
-    made.  An error in writing names ``path``, not the temporary file.
+    A reader therefore sees the old file or the complete new one, never a half.  Missing parent folders are created.
+    An error in writing names ``path``, not the temporary file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
 def require_writable(path: PathLike, *kinds: Literal["file", "folder"]) -> None:
     """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
 
-    Folders may be missing above it, as for `replacing`: they are made when there is something to write, not here.
+    Parent folders may be missing, as for `replacing`: they are created when there is something to write, not here.
     Raises ValueError: something else has the name, or the folder is a file, or cannot be written to.
     """
     path = Path(path)

@@ -72,7 +72,7 @@ def jacobi(
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.session import Session
     from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
-    from latticebpd.jacobi import jacobi as whole
+    from latticebpd.jacobi import jacobi as parallel_jacobi
     from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.target.stock_model import BaseModel
 
@@ -96,7 +96,7 @@ def jacobi(
         target_length = batch.lengths if length == "known" else number
         if algorithm is Algorithm.gauss_seidel:
             return gauss_seidel_jacobi(served, batch.ids, block_size, values, target_length, **options)
-        return whole(served, batch.ids, values, target_length, **options)
+        return parallel_jacobi(served, batch.ids, values, target_length, **options)
 
     block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
     name = f"{algorithm.value}{block}{'' if initial is InitialName.padding else f', {initial.value}'}"

@@ -1,4 +1,4 @@
-"""``latticebpd lattices | rescore``: lattice files, made and rescored."""
+"""``latticebpd lattices | rescore``: collect and rescore lattice files."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def lattices(
                 collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} text{'s' * (len(data) != 1)}"
-    err.print(f"{output}: {made} of {slots} slots x {k}")
+    amount = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} text{'s' * (len(data) != 1)}"
+    err.print(f"{output}: {amount} of {slots} slots x {k}")
 
 
 def rescore(

@@ -293,8 +293,8 @@ def walk(
         if adjust is not None:
             import torch
 
-            given = zip(rows, nodes, logits, strict=True)
-            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in given])
+            node_logits = zip(rows, nodes, logits, strict=True)
+            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in node_logits])
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         groups: dict[int, list[int]] = {}  # rows with the same rule choose together
         for i, row in enumerate(rows):

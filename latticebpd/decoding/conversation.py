@@ -43,8 +43,8 @@ class Chat:
     def answer(self, text: str, **options: Any) -> Generated:
         """Answer a user's turn; ``options`` are those of :func:`latticebpd.generate`. An error leaves the conversation
         as it was."""
-        given = {"eos_token_id": self.prompts.eos_ids, "text_cache": self.cache, **options}
-        out = self.loaded.generate(self.prompts.prompt([*self.turns, text]), self.drafter, **given)
+        arguments = {"eos_token_id": self.prompts.eos_ids, "text_cache": self.cache, **options}
+        out = self.loaded.generate(self.prompts.prompt([*self.turns, text]), self.drafter, **arguments)
         self.turns += [text, self.prompts.text(out.tokens[0, out.prompt_length :].tolist())]
         return out
 

@@ -113,7 +113,7 @@ class CustomGenerate:
 
 
 custom_generate = CustomGenerate
-"""The name by which it is made."""
+"""Public alias, named after the argument of ``generate()``."""
 
 
 class PreparedSettings(GenerationSettings):
@@ -128,20 +128,20 @@ class PreparedSettings(GenerationSettings):
         self.eos_ids = token_ids("eos_token_id", config.eos_token_id)
 
     def processors(
-        self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]
+        self, width: int, max_length: int, prompt: Sequence[int], processors: Sequence[Any]
     ) -> LogitsProcessorList:
-        return LogitsProcessorList(given)
+        return LogitsProcessorList(processors)
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """None: they are among the processors."""
-        given = ", ".join(sorted(name for name, value in arguments.items() if value is not None))
-        expect(not given, "a sampling rule without own settings", given, "pass them to generate()")
+        names = ", ".join(sorted(name for name, value in arguments.items() if value is not None))
+        expect(not names, "a sampling rule without own settings", names, "pass them to generate()")
         return LogitsProcessorList()
 
     def criteria(
-        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+        self, width: int, criteria: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
     ) -> StoppingCriteriaList:
-        return StoppingCriteriaList(given)
+        return StoppingCriteriaList(criteria)
 
 
 def _of_row(function: Any, row: int, rows: int) -> Any:

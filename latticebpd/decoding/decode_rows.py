@@ -187,7 +187,7 @@ def begin_texts(
 
 
 def taking_arrays(criterion: Any) -> Any:
-    """A stopping criterion, a function of a text's tokens ``[1, n]`` and of no scores, that is given them as arrays."""
+    """A stopping criterion marked to receive a text's tokens ``[1, n]`` as an array; it reads no scores."""
     criterion.takes_arrays = True
     return criterion
 

@@ -72,7 +72,7 @@ class Loaded:
     """A target model and everything that goes with it.
 
     name: of the model; "bundled" for the bundled one.
-    path: where the model was loaded from, by which its tokenizer is found.
+    path: where the model was loaded from; its tokenizer is looked up by it.
     model: with heads, where it has some (a ``BlockwiseLM``); else as ``transformers`` has it.
     chat, system_prompt: how texts become prompts, see :func:`load`.
     lm: the file of its language model, which holds weights for several systems; None: no language model.
@@ -177,7 +177,7 @@ class Loaded:
         slots: the first so many slots only; by default what a calibration says that its trees need, else all.
         alpha: weight of the language model; by default the stored one.
         costs: of passes: trees are cut to the size that promises the most tokens a second; by default
-            :attr:`costs` for a calibrated default system of no given size.
+            :attr:`costs` for a calibrated default system of unspecified size.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
 
@@ -214,14 +214,14 @@ class Loaded:
         read = getattr(getattr(drafter, "source", None), "read", None)
         if read is not None:  # an encoder's work goes on while the target reads
             read([ids])
-        given = {"eos_token_id": self.prompts.eos_ids, **options}
-        given.setdefault("attention_mask", [[1] * len(ids)])  # no token of a text is padding, whatever its id
+        arguments = {"eos_token_id": self.prompts.eos_ids, **options}
+        arguments.setdefault("attention_mask", [[1] * len(ids)])  # no token of a text is padding, whatever its id
         stock = vars(self)["model"]
         # A model that was read may have been changed since, which its engine then refuses.
         is_loaded = isinstance(stock, StockModel) and "model" in vars(stock)
-        if self.target is not None and not is_loaded and _is_plain(given):
-            return generate(self.target, ids, drafter, **given)
-        return generate(self.model, ids, drafter, **{"tokenizer": self.tokenizer, **given})
+        if self.target is not None and not is_loaded and _is_plain(arguments):
+            return generate(self.target, ids, drafter, **arguments)
+        return generate(self.model, ids, drafter, **{"tokenizer": self.tokenizer, **arguments})
 
     def draft(self, text: str, drafter: Drafter | None = None) -> DraftTree:
         """The first draft after a text and, where the drafter reads hidden states, after the next token, which the
@@ -327,7 +327,7 @@ def _without_pytorch(
 
     source = None
     try:
-        if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
+        if (path / HEADS_CONFIG).exists():  # read before the engine is built: their float weights are gone by then
             heads = EngineHeads(path, target, vocabulary_fingerprint(own.get_vocab()))
             source = EngineHeadLattices(heads, stock_heads, bigram=bigram)
         return (stock, source, target, own) if target.transformer else None

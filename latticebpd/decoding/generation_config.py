@@ -126,30 +126,30 @@ class GenerationSettings:
         return own
 
     def row_processors(
-        self, width: int, rows: Sequence[tuple[int, int, Sequence[int]]], given: Sequence[Any]
+        self, width: int, rows: Sequence[tuple[int, int, Sequence[int]]], processors: Sequence[Any]
     ) -> list[LogitsProcessorList]:
         """Each row's logits processors; ValueError for an inapplicable one.
 
         rows: padding before a prompt, tokens of the text at most, and the prompt or source without padding.
         """
-        check_processors(given, len(rows))
+        check_processors(processors, len(rows))
         return [
-            without_padding(self.processors(width, limit + padding, prompt, given), row, padding)
+            without_padding(self.processors(width, limit + padding, prompt, processors), row, padding)
             for row, (padding, limit, prompt) in enumerate(rows)
         ]
 
     def stops(
-        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+        self, width: int, criteria: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
     ) -> tuple[frozenset[int], int, StoppingCriteriaList]:
         """Where texts end, by `criteria`: tokens, columns at most, and the other criteria."""
-        criteria = self.criteria(width, given, tokenizer)
-        ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
-        columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
-        others = [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+        merged = self.criteria(width, criteria, tokenizer)
+        ends = [each.eos_token_id.tolist() for each in merged if type(each) is EosTokenCriteria]
+        columns = min(each.max_length for each in merged if type(each) is MaxLengthCriteria)
+        others = [each for each in merged if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         return frozenset(int(token) for each in ends for token in each), columns, StoppingCriteriaList(others)
 
     def processors(
-        self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]
+        self, width: int, max_length: int, prompt: Sequence[int], processors: Sequence[Any]
     ) -> LogitsProcessorList:
         """One row's logits processors: the given ones, and those of the config whose kind is not among them.
 
@@ -160,7 +160,7 @@ class GenerationSettings:
         config.max_length = max_length
         if config.min_new_tokens is not None:
             config.min_length = config.min_new_tokens + width
-        return self._build_processors(config, width, prompt, given)
+        return self._build_processors(config, width, prompt, processors)
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """The warpers that ``generate(do_sample=True)`` puts after all other processors; they read scores only.
@@ -171,19 +171,19 @@ class GenerationSettings:
         return self._build_processors(GenerationConfig(do_sample=True, **own | _without_none(arguments)), 0, [], [])
 
     def _build_processors(
-        self, config: GenerationConfig, width: int, prompt: Sequence[int], given: Sequence[Any]
+        self, config: GenerationConfig, width: int, prompt: Sequence[int], processors: Sequence[Any]
     ) -> LogitsProcessorList:
         return self._host._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=width,
             encoder_input_ids=torch.tensor([list(prompt)], dtype=torch.long, device=self.device),
-            logits_processor=LogitsProcessorList(given),
+            logits_processor=LogitsProcessorList(processors),
             device=str(self.device),
             model_kwargs={},
         )
 
     def criteria(
-        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+        self, width: int, criteria: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
     ) -> StoppingCriteriaList:
         """The given stopping criteria, and those of the config whose kind is not among them, for prompts of ``width``
         columns; ValueError for stop strings without a tokenizer."""
@@ -191,7 +191,7 @@ class GenerationSettings:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
-        return self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
+        return self._host._get_stopping_criteria(config, StoppingCriteriaList(criteria), tokenizer=tokenizer)
 
 
 def refuse(config: GenerationConfig) -> None:

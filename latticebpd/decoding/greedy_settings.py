@@ -32,13 +32,13 @@ class GreedySettings:
         self.pad_id = target.pad_id if pad_token_id is None else pad_token_id
         self.fill_id = next(iter(self.eos_ids), 0) if self.pad_id is None else int(self.pad_id)
 
-    def stops(self, width: int, given: Sequence[Any], tokenizer: Any) -> tuple[frozenset[int], int, list[Any]]:
+    def stops(self, width: int, criteria: Sequence[Any], tokenizer: Any) -> tuple[frozenset[int], int, list[Any]]:
         """The tokens that end texts, their columns at most, and the given criteria."""
-        return frozenset(self.eos_ids), width + self.new_tokens, [*given]
+        return frozenset(self.eos_ids), width + self.new_tokens, [*criteria]
 
-    def row_processors(self, width: int, rows: Sequence[Any], given: Sequence[Any]) -> list[list[Any]]:
+    def row_processors(self, width: int, rows: Sequence[Any], processors: Sequence[Any]) -> list[list[Any]]:
         """No logits processors for any row."""
-        expect(not given, "a plain greedy decode", "logits processors", "decode with the model itself")
+        expect(not processors, "a plain greedy decode", "logits processors", "decode with the model itself")
         return [[] for _ in rows]
 
 

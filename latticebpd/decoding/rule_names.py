@@ -27,14 +27,14 @@ def parse_rule(text: str, **sampling: Any) -> Acceptance:
         rule after the block, as in ``min-block:3,top-k:2``; by default ``exact``.
     sampling: arguments of ``Sampling``, for ``sample``; None leaves one out.
     """
-    given = {name: value for name, value in sampling.items() if value is not None}
+    arguments = {name: value for name, value in sampling.items() if value is not None}
     if (block := re.fullmatch(r"min-block:(\d+)(?:,(.+))?", text)) is not None:
-        return MinimumBlock(int(block[1]), parse_rule(block[2] or "exact", **given))
+        return MinimumBlock(int(block[1]), parse_rule(block[2] or "exact", **arguments))
     if text == "sample":
-        return Sampling(**given)
+        return Sampling(**arguments)
     for form, make in _FORMS.items():
         if (match := re.fullmatch(form, text)) is not None:
-            if given:
-                raise ValueError(f"expected the rule sample with {', '.join(given)}, got {text!r}")
+            if arguments:
+                raise ValueError(f"expected the rule sample with {', '.join(arguments)}, got {text!r}")
             return make(*match.groups())
     raise ValueError(f"expected an acceptance rule {EXPECTED}, got {text!r}")

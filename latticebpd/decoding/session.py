@@ -123,7 +123,7 @@ class Session:
 
     @property
     def sequences(self) -> np.ndarray:
-        """``[rows, length]`` int64: the prompts as they were given, then each row's new tokens, padded on the right."""
+        """``[rows, length]`` int64: the prompts as passed in, then each row's new tokens, padded on the right."""
         new, _ = padded([text.new_tokens for text in self.texts], self.settings.fill_id)
         return np.hstack([self.prompts.prefix, new])
 
@@ -177,9 +177,9 @@ class UnreadTokens:
         before = [len(tokens) - 1 for tokens in self.tokens]
         if not any(before):
             return verified
-        given = vars(verified)["hidden"]  # an array or a tensor
+        states = vars(verified)["hidden"]  # an array or a tensor
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
-        hidden = given[np.arange(len(before))[:, None], np.minimum(columns, given.shape[1] - 1)]
+        hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
 
         def moved(compute: Callable[[Sequence[int], Sequence[int]], Any]) -> Callable[..., Any]:
             return lambda rows, columns: compute(

@@ -95,5 +95,5 @@ class CostCurve:
         return read_json(path, parse, "expected costs as `latticebpd profile` writes them, got", "measure them again")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The file appears whole or not at all."""
+        """Write the file atomically."""
         write_json(path, {"format_version": FORMAT_VERSION, **asdict(self)})

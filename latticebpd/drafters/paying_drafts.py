@@ -24,7 +24,7 @@ class DraftingBudget:
 
     Each call adds 1 % of its time to the budget, up to the time of a few calls. So unprofitable drafting costs at most
     1 % of decode time, those calls, and the last draft. With less, a few drafts without a likely token end drafting
-    that pays on the whole.
+    that pays off overall.
 
     left: in calls without drafts, to which each draft's predicted savings are added.
     """

@@ -32,5 +32,5 @@ def check_decodes(path: Path) -> None:
     """ValueError where a path that should hold a target holds a drafter that cannot decode."""
     family = family_of(path)
     if family is not None and family.DRAFTS_ONLY is not None:
-        found = f"{family.DRAFTS_ONLY}; give the two the other way round"
-        raise ValueError(f"{path}: expected an autoregressive model as verifier, found {found}")
+        got = f"{family.DRAFTS_ONLY}; give the two the other way round"
+        raise ValueError(f"{path}: expected an autoregressive model as verifier, found {got}")

@@ -114,7 +114,7 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
 
 
 def rescores(name: str) -> bool:
-    """Whether a drafter of that name asks the language model that it is given."""
+    """Whether a drafter of that name uses the language model passed to it."""
     system = _parsed(name.removeprefix(f"{COPIES}+"))
     return system is not None and system.kind in _RESCORED and system.model != NO_MODEL
 

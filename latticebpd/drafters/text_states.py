@@ -51,8 +51,8 @@ def text_states(
     base = BaseModel.of(model)
     ids = torch.tensor([list(text)], device=base.device)
     if source:
-        given = torch.tensor([list(source)], device=base.device)
-        out = base.model(input_ids=given, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
+        source_ids = torch.tensor([list(source)], device=base.device)
+        out = base.model(input_ids=source_ids, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
         states, logits = out.decoder_hidden_states, out.logits[:, positions.start :]
     else:
         read: Any = base.text(ids)

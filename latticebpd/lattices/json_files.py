@@ -57,16 +57,16 @@ def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
     """
     if not isinstance(record, dict):
         raise ValueError(f"expected an object {{...}}, got {record!r:.60}")
-    given = record.copy()
-    if version is not None and (got := given.pop("format_version", None)) != version:
+    values = record.copy()
+    if version is not None and (got := values.pop("format_version", None)) != version:
         raise ValueError(f"expected format {version}, got {got!r:.60}; update latticebpd")
     schema: Any = cls
     required = {each.name for each in fields(schema) if each.default is each.default_factory is MISSING}
     hints = {each.name: get_type_hints(cls)[each.name] for each in fields(schema)}
-    if wrong := sorted(required - given.keys()) or sorted(given.keys() - hints.keys()):
+    if wrong := sorted(required - values.keys()) or sorted(values.keys() - hints.keys()):
         got = f"{'no' if wrong[0] in hints else 'also'} {wrong[0]!r:.60}"
         raise ValueError(f"expected fields {', '.join(hints)}, got {got}")
-    return cls(**{name: _typed(name, hints[name], value) for name, value in given.items()})
+    return cls(**{name: _typed(name, hints[name], value) for name, value in values.items()})
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:

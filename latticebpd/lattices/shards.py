@@ -1,4 +1,4 @@
-"""Directories of numbered files: the shards of one data set, and a JSON file with the settings that they are made by.
+"""Directories of numbered files: the shards of one data set, and a JSON file with the settings that produced them.
 
 A shard is written atomically and depends only on the settings and its number. So a killed run loses one shard, the
 same command continues it, and any number of processes may each make every n-th shard (a *part*). ``latticebpd
@@ -60,7 +60,7 @@ class ShardDirectory:
         return (self.path / self.settings_name).exists()
 
     def settings(self) -> dict[str, Any]:
-        """How the shards are made; ValueError if the file is damaged."""
+        """The settings that the shards depend on; ValueError if the file is damaged."""
 
         def parse(record: dict[str, Any]) -> dict[str, Any]:
             self.count(record)
@@ -77,8 +77,8 @@ class ShardDirectory:
         files = [path for path in map(self.file, range(min(count, len(existing) + 1))) if path.name in existing]
         if len(files) < count:
             missing = next(file.name for file in map(self.file, range(count)) if file.name not in existing)
-            found = f"{count - len(files)} of {count} shards are missing, first {missing}"
-            raise ValueError(f"{self.path}: {found}; run the same `{self.command}` command again, which continues it")
+            problem = f"{count - len(files)} of {count} shards are missing, first {missing}"
+            raise ValueError(f"{self.path}: {problem}; run the same `{self.command}` command again, which continues it")
         return files
 
     def claim(self, settings: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ class Texts:
     def of_rows(
         cls, rows: Sequence[Sequence[int] | np.ndarray], prompt_lengths: Sequence[int], dtype: Any = np.int32
     ) -> Texts:
-        """Texts given one by one, prompts included."""
+        """Texts from one row of tokens each, prompts included."""
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         tokens = np.concatenate([np.empty(0, np.int64), *(np.asarray(row, np.int64) for row in rows)]).astype(dtype)
         return cls(tokens, starts, np.array(prompt_lengths, dtype=np.int32))

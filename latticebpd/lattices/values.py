@@ -97,12 +97,12 @@ def as_tensor(value: Any) -> Any:
 
 
 def array_for(consumer: object, array: np.ndarray) -> Any:
-    """What a streamer or a stopping criterion is given: the array itself if it ``takes_arrays``, else a tensor."""
+    """What a streamer or a stopping criterion receives: the array itself if it ``takes_arrays``, else a tensor."""
     return array if getattr(consumer, "takes_arrays", False) else as_tensor(array)
 
 
 def converts(**conversions: Callable[[Any], Any]) -> Callable[[type[T]], type[T]]:
-    """Decorates a dataclass: these fields are converted whenever they are read; ``vars`` has them as they were given.
+    """Decorates a dataclass: these fields are converted whenever they are read; ``vars`` has them as they were passed.
 
     So decodes that need no PyTorch leave it unloaded, while others read tensors.
     """

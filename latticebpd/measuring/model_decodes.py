@@ -1,7 +1,7 @@
 """Decodes with a model: what a replay of lattices predicts, done.
 
 Walking through the lattices of a text predicts the calls of a decode.  Where the model itself is at hand the decode can
-be made; it also shows whether the text is still the model's own.
+be run; it also shows whether the text is still the model's own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Decoded:
     counts: ``[drafters, n]`` calls by tokens committed, from 0 to the most that any committed.
     verified: ``[drafters]`` drafted tokens in all passes.
     texts: how many prompts. differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the
-        lattices are another model's, or were made in another precision.
+        lattices are another model's, or were computed in another precision.
     written: ``[drafters][texts]`` prompt and new tokens, and the prompt's length.
     """
 

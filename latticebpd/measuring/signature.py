@@ -16,7 +16,7 @@ GIVEN_TEXT, OWN_TEXT = "given text", "its own greedy text"
 
 @dataclass(frozen=True)
 class Signature:
-    """The settings that made a result.
+    """The settings that produced a result.
 
     lattices: model and text that the lattices are from, where the files say so.
     k, heads: arcs per slot; predictions per position, head 1 (the base model's own) included.

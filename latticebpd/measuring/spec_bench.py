@@ -138,7 +138,7 @@ class Answer:
 
 
 def write_answers(answers: Sequence[Answer], path: PathLike, model_id: str) -> None:
-    """Write an answer file, one JSON object a line, sorted by question; it appears whole."""
+    """Write an answer file atomically: one JSON object a line, sorted by question."""
     ordered = sorted(answers, key=lambda answer: answer.question.question_id)
     write_text(path, "".join(json.dumps(answer.as_record(model_id)) + "\n" for answer in ordered))
 

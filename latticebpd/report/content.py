@@ -1,4 +1,4 @@
-"""What a report is made of: sections of tables and plots."""
+"""The contents of a report: sections of tables and plots."""
 
 from __future__ import annotations
 

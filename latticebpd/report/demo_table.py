@@ -112,7 +112,7 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Demo:
-    """The whole run.
+    """Results of a demo run.
 
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
     texts_equal: whether every system's text was that of greedy decoding with the same weights, token for token.

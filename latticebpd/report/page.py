@@ -27,9 +27,9 @@ PAGE = "report.html"
 def environment() -> Environment:
     """The environment of all templates, with the colours as a global; everything is escaped."""
     loader = PackageLoader("latticebpd.report", "pages")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals["colours"] = Markup(css_colours())
-    return made
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.globals["colours"] = Markup(css_colours())
+    return env
 
 
 def render_page(template: str, title: str, subtitle: str = "", **values: Any) -> str:

@@ -232,7 +232,7 @@ def reliability_curve(reliability: Reliability) -> Figure:
 
 
 def save(figure: Figure, path: PathLike) -> None:
-    """Write a picture, whole or not at all; ValueError where the name ends in none of ``FORMATS``."""
+    """Write a picture atomically; ValueError where the name ends in none of ``FORMATS``."""
     kind = Path(path).suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"{path}: expected a name that ends in {', '.join(FORMATS)}")

@@ -52,7 +52,7 @@ def trace_page(
 
 
 def write_trace(path: PathLike, title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any) -> None:
-    """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
+    """Write the page atomically; ``tokenizer``: of ``transformers``."""
     write_text(path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token)))
 
 

@@ -62,5 +62,5 @@ def word_lattice_posteriors(automaton: Any, scorer: Scorer, context: Context) ->
 
 
 def _with_words(scorer: KenlmScorer, lattice: fst.Lattice) -> KenlmScorer:
-    """The scorer, asking for the lattice's words where it has been given none."""
+    """The scorer, with the lattice's words where it has none of its own."""
     return replace(scorer, words=lattice.symbols) if scorer.words is None and lattice.symbols else scorer

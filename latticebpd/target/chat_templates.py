@@ -1,6 +1,6 @@
 """Chat templates: Jinja templates that write a conversation as a model was tuned on, rendered as by ``transformers``.
 
-Templates come with models and are untrusted: they run in Jinja's sandbox, cannot change what they are given, and end
+Templates come with models and are untrusted: they run in Jinja's sandbox, cannot change their inputs, and end
 after a number of steps, and of characters written on the way.
 """
 
@@ -29,7 +29,7 @@ from jinja2.utils import Namespace
 MAX_STEPS = 500_000
 """Lines of a compiled template, and calls, that one rendering may take; a message takes 20 to 100."""
 MAX_ITEMS = 1_000_000
-"""Of a sequence repeated by ``*``; the largest number that a function may be given."""
+"""Of a sequence repeated by ``*``; the largest number that a function accepts."""
 MAX_TEXT = 1 << 25
 """Characters that all texts and intermediate results of one rendering may have together."""
 MULTIPLYING = frozenset({"replace", "join", "translate", "expandtabs", "indent", "wordwrap", "tojson"})
@@ -60,8 +60,8 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
         compiled = _compiled(template)
         _budget.left = MAX_TEXT
         sys.settrace(count)
-        given = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
-        return compiled.render(messages=[_as_templates_read(message) for message in messages], **given)
+        context = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
+        return compiled.render(messages=[_as_templates_read(message) for message in messages], **context)
     except Exception as error:  # templates raise errors of any kind
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         raise ValueError(f"expected a conversation that the chat template accepts, got {cause}") from None

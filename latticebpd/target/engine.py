@@ -30,7 +30,7 @@ SAMPLES = 256
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """transformer: the compiled model.  weights: a name in ``WEIGHTS``.  fingerprint: of the model it was made of."""
+    """transformer: the compiled model.  weights: a name in ``WEIGHTS``.  fingerprint: of its source model."""
 
     transformer: Any
     weights: str
@@ -53,14 +53,14 @@ def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | Non
     if weights == FILE:
         if file is None:
             raise ValueError("expected a GGUF file for weights='file', got none; use 'int8' or 'float32'")
-        made = GgufWeights(file, memory).matrix
+        matrix_of = GgufWeights(file, memory).matrix
     else:
 
-        def made(layer: int, name: str, weight: Tensor) -> Any:
+        def matrix_of(layer: int, name: str, weight: Tensor) -> Any:
             quantized = weights == INT8 and weight.shape[1] % GROUP == 0
             return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), quantized)
 
-    return Engine(transformer(model, made, isa), weights, fingerprint(model))
+    return Engine(transformer(model, matrix_of, isa), weights, fingerprint(model))
 
 
 def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None, default: str = FLOAT32) -> Engine | None:
@@ -97,7 +97,7 @@ def share_engine(model: PreTrainedModel, target: EngineTarget) -> None:
 
 def engine_of(model: PreTrainedModel) -> Engine | None:
     """The engine that decodes with a model run on; None for PyTorch. ValueError if the model is no longer the one that
-    the engine was made of."""
+    the engine was built from."""
     if (engine := _engines.get(model)) is None:
         return None
     hooked = hooked_module(model)

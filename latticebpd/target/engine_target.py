@@ -1,6 +1,6 @@
 """A causal LM that the CPU engine computes straight from a GGUF file, without PyTorch.
 
-It is made of a ``.gguf`` file, or of a folder with one next to the model that ``save_pretrained`` wrote, if the
+It is built from a ``.gguf`` file, or a folder with one next to the model that ``save_pretrained`` wrote, if the
 two agree. Whatever asks for more, such as another architecture, or a generation config that changes greedy texts, is
 left to ``transformers``.
 """

@@ -131,5 +131,5 @@ class EngineVerifier:
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
-        given: Any = hidden
-        return Verified(given, logits_of, None, BestTokens(best_of, trees, self.model.together))
+        untyped: Any = hidden
+        return Verified(untyped, logits_of, None, BestTokens(best_of, trees, self.model.together))

@@ -104,7 +104,7 @@ class Forward:
             encoded = BaseModelOutput(last_hidden_state=self.source.hidden)
             arguments = renamed | {"encoder_outputs": encoded, "attention_mask": self.source.mask}
         read: list[Any] = []
-        hook = self.base.decoder.register_forward_hook(lambda module, given, output: read.append(output))
+        hook = self.base.decoder.register_forward_hook(lambda module, inputs, output: read.append(output))
         try:
             output = self.base.model(**arguments, output_hidden_states=True)
         finally:

@@ -19,17 +19,17 @@ MOST = 1 << 30  # of any number of a file
 
 
 def transformer_of_weights(weights: GgufWeights) -> Any:
-    """The engine's model of an open file, whose pages are given up as they are read; ValueError for a damaged one,
+    """The engine's model of an open file, whose pages are released as they are read; ValueError for a damaged one,
     another architecture, or rotary positions of another kind."""
     path, file, kind = weights.path, weights.file, weights.architecture
     expect(kind in ARCHITECTURES, f"an architecture among {', '.join(sorted(ARCHITECTURES))}", repr(kind), of=path)
     plain = file.fields.get(f"{kind}.rope.scaling.type", "none") == "none" and "rope_freqs.weight" not in file.tensors
     expect(plain, "unscaled rotary positions", f"{kind}.rope.scaling", "load it by transformers", of=path)
 
-    def number(name: str, default: float | None = None, whole: bool = True) -> Any:
+    def number(name: str, default: float | None = None, integer: bool = True) -> Any:
         value = file.fields.get(f"{kind}.{name}", default)
-        if (type(value) is not int and (whole or type(value) is not float)) or not 0 < value < MOST:
-            what = "a whole number" if whole else "a number"
+        if (type(value) is not int and (integer or type(value) is not float)) or not 0 < value < MOST:
+            what = "a whole number" if integer else "a number"
             raise ValueError(f"{path}: expected {what} above 0 as the field {kind}.{name}, got {value!r}")
         return value
 
@@ -42,7 +42,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
     settings.groups = number("attention.head_count_kv", settings.heads)
     hidden = number("embedding_length")
     settings.head_size = number("attention.key_length", hidden // settings.heads)
-    settings.epsilon = number("attention.layer_norm_rms_epsilon", whole=False)
+    settings.epsilon = number("attention.layer_norm_rms_epsilon", integer=False)
     settings.scale = settings.head_size**-0.5
     rotated = number("rope.dimension_count", settings.head_size)
     queries = file.tensors.get("blk.0.attn_q.weight")
@@ -50,7 +50,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
         raise ValueError(f"{path}: expected heads of rows of blk.0.attn_q.weight, rotated as a whole, got {rotated}")
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     # Powers in float64, rounded: PyTorch's, where NumPy's in float32 are often a bit off.
-    powers = np.float64(number("rope.freq_base", 10_000.0, whole=False)) ** exponents.astype(np.float64)
+    powers = np.float64(number("rope.freq_base", 10_000.0, integer=False)) ** exponents.astype(np.float64)
     settings.add_rotation((np.float32(1) / powers.astype(np.float32)).tolist(), 1.0)
     layers = []
     for index in range(min(number("block_count"), len(file.tensors))):

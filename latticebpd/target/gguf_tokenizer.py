@@ -75,12 +75,12 @@ def _backend(fields: dict[str, Any], special: Mapping[str, str]) -> Tokenizer:
     return backend
 
 
-def _byte_level(tokens: list[str], merges: list[str], pre: str, whole: set[str]) -> Tokenizer:
-    """Byte-level BPE; tokens that are not spelled in its alphabet are, except ``whole`` ones."""
+def _byte_level(tokens: list[str], merges: list[str], pre: str, special: set[str]) -> Tokenizer:
+    """Byte-level BPE; tokens that are not spelled in its alphabet are, except ``special`` ones."""
     alphabet, spelling = set(pre_tokenizers.ByteLevel.alphabet()), pre_tokenizers.ByteLevel(False, use_regex=False)
     vocabulary = {
         token
-        if alphabet.issuperset(token) or token in whole
+        if alphabet.issuperset(token) or token in special
         else "".join(piece for piece, _ in spelling.pre_tokenize_str(token)): index
         for index, token in enumerate(tokens)
     }

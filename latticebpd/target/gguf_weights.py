@@ -37,10 +37,10 @@ class GgufWeights:
 
     def matrix(self, layer: int, name: str, weight: Tensor) -> Any:
         """layer, name: see `engine_families.Weights`.  weight: of the model, which the file must be of."""
-        made, wanted = self.stored(layer, name, tuple(weight.shape)), weight.detach().numpy()
-        if not all(_close(made.row(row), wanted[row]) for row in self.some_rows(len(wanted))):
+        matrix, wanted = self.stored(layer, name, tuple(weight.shape)), weight.detach().numpy()
+        if not all(_close(matrix.row(row), wanted[row]) for row in self.some_rows(len(wanted))):
             raise ValueError(f"{self.path}: expected the model's weights as {self.name(layer, name)}, got others")
-        return made
+        return matrix
 
     @staticmethod
     def some_rows(outputs: int) -> set[int]:
@@ -62,22 +62,22 @@ class GgufWeights:
     def stored(self, layer: int, name: str, shape: tuple[int, ...] | None = None) -> Any:
         """The matrix of a layer (-1: none); ValueError where there is none, or one of another shape."""
         stored = self.name(layer, name)
-        found = self.file.tensors.get(stored)
-        if found is not None and shape and len(found.shape) == 2 and self._is_fused(name):
-            found = _rows(found, FUSED[name][1] * shape[0], shape[0])
-        if found is None or len(found.shape) != 2 or shape not in (None, tuple(found.shape)):
+        tensor = self.file.tensors.get(stored)
+        if tensor is not None and shape and len(tensor.shape) == 2 and self._is_fused(name):
+            tensor = _rows(tensor, FUSED[name][1] * shape[0], shape[0])
+        if tensor is None or len(tensor.shape) != 2 or shape not in (None, tuple(tensor.shape)):
             wanted = f"the tensor {stored}" + (f" of {' x '.join(map(str, shape))} weights" if shape else "")
-            got = "none" if found is None else " x ".join(map(str, found.shape))
+            got = "none" if tensor is None else " x ".join(map(str, tensor.shape))
             raise ValueError(f"{self.path}: expected {wanted}, got {got}")
-        outputs, inputs = found.shape
+        outputs, inputs = tensor.shape
         order = self.order(name, outputs)
-        blocks = found.data.reshape(-1)
+        blocks = tensor.data.reshape(-1)
         try:
-            matrix = _engine.Matrix.of_blocks(self.memory, int(found.type), blocks, outputs, inputs, order)
+            matrix = _engine.Matrix.of_blocks(self.memory, int(tensor.type), blocks, outputs, inputs, order)
             self.file.give_up(blocks)
             return matrix
         except ValueError as error:
-            raise ValueError(f"{self.path}: {stored} ({found.type.name}): {error}") from None
+            raise ValueError(f"{self.path}: {stored} ({tensor.type.name}): {error}") from None
 
     def output_embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """``[n, hidden]`` float32 of some tokens."""
@@ -86,7 +86,7 @@ class GgufWeights:
         return dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
 
     def output_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The same of many tokens, after which the file's pages are given up."""
+        """The same of many tokens, after which the file's pages are released."""
         rows = self.output_embeddings(tokens)
         self.file.give_up(self._output.data)
         return rows

@@ -23,7 +23,7 @@ SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", 
 """Names of special tokens that every tokenizer has, some without a token."""
 _CLEANED = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
 _CLEANED += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
-"""Spaces that remain after a tokenizer of whole words."""
+"""Spaces that remain after a word-level tokenizer."""
 
 
 class ModelTokenizer:

@@ -38,7 +38,7 @@ def visible_keys(trees: Sequence[DraftTree], lengths: Sequence[int]) -> np.ndarr
 class TreeVerifier:
     """The target model with its key–value cache, verifying by tree attention.
 
-    model: a causal LM or encoder–decoder with SDPA or eager attention.  placement: how it is given positions.
+    model: a causal LM or encoder–decoder with SDPA or eager attention.  placement: how it receives positions.
     source: of an encoder–decoder.  layers: those whose states are kept.
     """
 

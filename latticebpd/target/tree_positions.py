@@ -72,10 +72,10 @@ def given_scale(model: PreTrainedModel) -> float:
     decoder.eval()  # dropout would make any two passes differ
     with torch.inference_mode():
         token = decoder.embed_tokens.weight.norm(dim=1).argmax().view(1, 1)  # padding's embedding may be zero
-        given = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
+        from_embeddings = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
         own = decoder(input_ids=token, use_cache=False).last_hidden_state
     decoder.train(training)
-    return scale if torch.equal(given, own) else 1.0
+    return scale if torch.equal(from_embeddings, own) else 1.0
 
 
 class ByEmbedding(Placement):

@@ -59,7 +59,7 @@ def verifier_for(
 
 
 def tree_placement(model: PreTrainedModel) -> Placement | None:
-    """How the model is given positions in tree attention; None if it cannot be."""
+    """How tree attention passes positions to the model; None if it cannot."""
     implementation = _attention(model)
     kind = None if _objection(model, implementation) else _kind(model, implementation)
     return None if kind is None else kind(model)
@@ -141,7 +141,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
     try:
         forward.nodes({**beginning, **cache})
         kept = logits({**rest, **cache}, length - cut)
-    except Exception:  # the model does not take such a cache, and will not be given one
+    except Exception:  # the model does not accept such a cache, so it will get none
         return True
     return _close(kept, full[:, cut:])
 

@@ -106,7 +106,7 @@ def _reading(words: bool, tokenizer: str | None, end_of_text: int | None) -> tup
 
 @contextmanager
 def _log_lines() -> Iterator[None]:
-    """Show what estimation logs, a line at a time: which discounts were made, and which were not possible."""
+    """Show what estimation logs, a line at a time: which discounts were estimated, and which were not possible."""
     handler = _ConsoleHandler()
     logger = logging.getLogger("lm_training")
     before = logger.level

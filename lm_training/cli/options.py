@@ -1,4 +1,4 @@
-"""Command-line options made of the dataclasses that hold their defaults (`lm_training.training.training_options`)."""
+"""Command-line options from the dataclasses that hold their defaults (`lm_training.training.training_options`)."""
 
 from __future__ import annotations
 

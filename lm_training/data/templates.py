@@ -1,4 +1,4 @@
-"""Prompts and answers made of records' fields.
+"""Prompts and answers built from records' fields.
 
 `TASKS` has the prompts of the paper's tasks (Kim 2024, section 5), for the usual fields of their data sets.
 """

@@ -8,7 +8,7 @@ Windows of N tokens, padded after a text's end, lie in columns t0, t1, ...; each
                    n-grams of their context
     frequencies_o  how many n-grams occur r times
 
-Tables are directories of Parquet files in the work folder.  An existing table is not made again, so a killed job
+Tables are directories of Parquet files in the work folder.  An existing table is not rebuilt, so a killed job
 continues after the last one.  The driver and all workers must see the folder (a shared file system) and have latticebpd
 installed; workers map the token file and cut the windows of their pieces.
 """
@@ -95,7 +95,7 @@ class SparkCounter:
             self.session.stop()
 
     def _source(self, stream: TokenStream) -> Callable[[], np.ndarray]:
-        """Opens the ids in a worker: the file that they are mapped from, or one made of them."""
+        """Opens the ids in a worker: the file that they are mapped from, or one written from them."""
         ids = stream.ids
         mapped: object = ids.base  # of a view an array, and its offset is unknown
         if isinstance(ids, np.memmap) and isinstance(mapped, mmap.mmap) and ids.filename:

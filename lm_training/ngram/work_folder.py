@@ -43,8 +43,8 @@ class WorkFolder:
             raise ValueError(f"{self.path}: expected {wanted}, found other files; name another")
         different = sorted(key for key in {*earlier, *record["job"]} if earlier.get(key) != record["job"].get(key))
         if different:
-            found = f"those of one with another {', '.join(different)}; delete the directory or name another"
-            raise ValueError(f"{self.path}: expected the intermediate files of this job, found {found}")
+            got = f"those of one with another {', '.join(different)}; delete the directory or name another"
+            raise ValueError(f"{self.path}: expected the intermediate files of this job, found {got}")
         self.drop_unfinished()
 
     def stage(self, name: str, make: Callable[[Path], object]) -> Path:
@@ -59,7 +59,7 @@ class WorkFolder:
         return finished
 
     def remove(self) -> None:
-        """Delete what the job made, and the folder unless it contains something else."""
+        """Delete what the job wrote, and the folder unless it contains something else."""
         (self.path / JOB).replace(self.path / FINISHED_JOB)
         self._delete_parts()
         with suppress(OSError):  # not empty, or not ours to remove

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 
 def shard(module: nn.Module, device: torch.device) -> None:
-    """Shard ``module``'s weights in place over all processes; its optimizers must be made afterwards."""
+    """Shard ``module``'s weights in place over all processes; its optimizers must be created afterwards."""
     from torch.distributed.device_mesh import init_device_mesh
 
     try:

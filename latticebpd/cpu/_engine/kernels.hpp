@@ -77,12 +77,11 @@ inline void bind_kernels(pybind11::module_& module) {
             expect(slots > 0 && k > 0 && k <= self.tokens(), "slots and at most " + std::to_string(self.tokens()) + " arcs");
             py::array_t<std::int32_t> tokens({rows, slots, k});
             py::array_t<float> log_probs({rows, slots, k}), pairs({rows, tied ? slots - 1 : 0, k, k});
-            const float* from = inputs.data();
             float *to = log_probs.mutable_data(), *pairs_to = tied ? pairs.mutable_data() : nullptr;
             std::int32_t* tokens_to = tokens.mutable_data();
             {
                 const latticebpd::GilRelease unlocked;
-                self.lattices(from, rows, slots, k, tokens_to, to, pairs_to, workers(threads));
+                self.lattices(inputs.data(), rows, slots, k, tokens_to, to, pairs_to, workers(threads));
             }
             return tied ? py::tuple(py::make_tuple(tokens, log_probs, pairs)) : py::make_tuple(tokens, log_probs);
         });

@@ -23,12 +23,6 @@ using latticebpd::GilRelease;
 template <typename Number>
 using Array = py::array_t<Number, py::array::c_style>;
 
-template <typename Work>
-void unlocked(const Work& work) {
-    const GilRelease released;
-    work();
-}
-
 // compute(states, rows, to) of rows of hidden states of a model, [n, hidden]; the output is [n, width].
 template <typename Number, typename Compute>
 Array<Number> computed(const Transformer& model, const Array<float>& states, std::size_t width, const Compute& compute) {
@@ -37,7 +31,8 @@ Array<Number> computed(const Transformer& model, const Array<float>& states, std
     const auto rows = static_cast<std::size_t>(states.shape(0));
     Array<Number> output({rows, width});
     Number* to = output.mutable_data();
-    unlocked([&] { compute(states.data(), rows, to); });
+    const GilRelease released;
+    compute(states.data(), rows, to);
     return output;
 }
 
@@ -62,7 +57,10 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
         expect(layer < model.num_layers(), "layers below " + std::to_string(model.num_layers()));
     Array<float> hidden({total, model.hidden()}), states({total, layers.size() * model.hidden()});
     float *to = hidden.mutable_data(), *states_to = states.mutable_data();
-    unlocked([&] { model.read(texts, to, layers, states_to, threads); });
+    {
+        const GilRelease released;
+        model.read(texts, to, layers, states_to, threads);
+    }
     return py::make_tuple(hidden, states);
 }
 
@@ -113,9 +111,8 @@ PYBIND11_MODULE(_engine, module) {
                  Array<float> y({rows, matrix.outputs});
                  const Workers workers{*operations().at(isa), std::max<std::size_t>(1, threads)};
                  float* to = y.mutable_data();
-                 unlocked([&] {
-                     Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
-                 });
+                 const GilRelease released;
+                 Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
                  return y;
              }, "x"_a, "threads"_a = 1, "isa"_a = 0)
         .def("row", [](const Matrix& matrix, std::size_t output) {

@@ -99,8 +99,8 @@ class AssistantLattices(NetworkSource):
         drawn = []
         for slot in range(slots):
             logits = outputs.verified.logits_of(outputs.rows, outputs.columns)[:, : self.num_tokens]
-            given = logits.float().log_softmax(dim=-1).cpu().numpy()  # [prefixes, vocab]
-            tokens, log_probs, following = self._slot(given, rows, weights, len(texts))
+            scores = logits.float().log_softmax(dim=-1).cpu().numpy()  # [prefixes, vocab] log-probabilities
+            tokens, log_probs, following = self._slot(scores, rows, weights, len(texts))
             transitions = np.zeros((len(texts), self.k, self.k), np.float32)
             if slot:
                 transitions[rows, arcs] = following - log_probs[rows]
@@ -119,19 +119,19 @@ class AssistantLattices(NetworkSource):
         ]
 
     def _slot(
-        self, given: np.ndarray, rows: np.ndarray, weights: np.ndarray, texts: int
+        self, scores: np.ndarray, rows: np.ndarray, weights: np.ndarray, texts: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A slot's arcs of every text, best first: tokens and log-probabilities ``[texts, k]``; and ``[prefixes, k]``
         the log-probabilities of those tokens after each prefix."""
-        marginal = np.full((texts, given.shape[1]), -np.inf, np.float32)
+        marginal = np.full((texts, scores.shape[1]), -np.inf, np.float32)
         for text in range(texts):
             own = rows == text
             share = weights[own] - np.logaddexp.reduce(weights[own])
-            marginal[text] = np.logaddexp.reduce(given[own] + share[:, None].astype(np.float32), axis=0)
+            marginal[text] = np.logaddexp.reduce(scores[own] + share[:, None].astype(np.float32), axis=0)
         tokens = np.sort(np.argpartition(-marginal, self.k - 1, axis=1)[:, : self.k], axis=1)
         order = np.argsort(-np.take_along_axis(marginal, tokens, axis=1), axis=1, kind="stable")
         tokens = np.take_along_axis(tokens, order, axis=1)
-        return tokens, np.take_along_axis(marginal, tokens, axis=1), np.take_along_axis(given, tokens[rows], axis=1)
+        return tokens, np.take_along_axis(marginal, tokens, axis=1), np.take_along_axis(scores, tokens[rows], axis=1)
 
     def _best(self, scores: np.ndarray, rows: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray]:
         """The prefixes to go on with: each text's ``WIDTH`` best, one for each arc; their parents and arcs."""

@@ -161,8 +161,8 @@ def _empty_drafter(config: BlockConfig, shapes: Mapping[str, list[int]]) -> Bloc
     size = config.draft_vocab_size
     maps = {} if size is None else {"d2t": ([size], "draft_vocab_size"), "t2d": ([config.vocab_size], "vocab_size")}
     for name, (shape, field) in maps.items():
-        found = shapes.get(name, shape)
-        expect(found == shape, f"{name} of shape {shape} ({field})", found)
+        stored = shapes.get(name, shape)
+        expect(stored == shape, f"{name} of shape {shape} ({field})", stored)
     expect(not maps or {*maps} & {*shapes}, f"d2t or t2d with a draft_vocab_size of {size}", "neither")
     try:
         with torch.device("meta"):
@@ -172,8 +172,8 @@ def _empty_drafter(config: BlockConfig, shapes: Mapping[str, list[int]]) -> Bloc
     expected = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
     for name, shape in expected.items():
         if shapes.get(name) != shape:
-            found_as = f"shape {shapes[name]}" if name in shapes else "no such tensor"
-            raise ValueError(f"expected {name} of shape {shape} ({CONFIG}), found {found_as}")
+            got = f"shape {shapes[name]}" if name in shapes else "no such tensor"
+            raise ValueError(f"expected {name} of shape {shape} ({CONFIG}), found {got}")
     drafter.rotary_emb = type(drafter.rotary_emb)(config.layers)  # its constants are in no file
     if unknown := sorted(shapes.keys() - {*expected, *_TARGETS_OWN, *maps}):
         raise ValueError(f"expected the tensors of a block drafter as {CONFIG} describes it, got {unknown[0]} too")
@@ -182,57 +182,57 @@ def _empty_drafter(config: BlockConfig, shapes: Mapping[str, list[int]]) -> Bloc
 
 def _draft_tokens(tensors: Mapping[str, Tensor], size: int, vocab_size: int) -> Tensor:
     """The reduced vocabulary, from one map or both."""
-    found = []
+    maps = []
     if (mask := tensors.get("t2d")) is not None:
-        found.append(("t2d", mask.to(torch.bool).nonzero()[:, 0]))
+        maps.append(("t2d", mask.to(torch.bool).nonzero()[:, 0]))
     if (offsets := tensors.get("d2t")) is not None:
         expect(not offsets.dtype.is_floating_point, "d2t of integers", offsets.dtype)
-        found.append(("d2t", offsets.long() + torch.arange(size)))
-    for name, tokens in found:
+        maps.append(("d2t", offsets.long() + torch.arange(size)))
+    for name, tokens in maps:
         wanted = f"{name} to name {size} ascending tokens below {vocab_size}"
         expect(is_vocabulary(tokens, size, vocab_size), wanted, tokens)
-    expect(torch.equal(found[0][1], found[-1][1]), "t2d and d2t to name the same tokens", "others")
-    return found[0][1]
+    expect(torch.equal(maps[0][1], maps[-1][1]), "t2d and d2t to name the same tokens", "others")
+    return maps[0][1]
 
 
 def _read_config(directory: Path) -> tuple[BlockConfig, bool]:
     """The shape, and whether the drafter has an output projection of its own for certain."""
     path, wanted = directory / CONFIG, "a block drafter (config.json and safetensors)"
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{directory}: expected {wanted}, found no config.json") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON: {error}; is the copy complete?") from error
     try:
-        expect(isinstance(given, dict), "an object", repr(given))
-        config = _of_speculators(given) if "speculators_model_type" in given else _of_dflash(given)
-        return config, _truth(given, "has_own_lm_head")
+        expect(isinstance(record, dict), "an object", repr(record))
+        config = _of_speculators(record) if "speculators_model_type" in record else _of_dflash(record)
+        return config, _truth(record, "has_own_lm_head")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _of_dflash(given: dict[str, Any]) -> BlockConfig:
-    own = _field(given, "dflash_config", f", or speculators_model_type {_NAMED}", lambda v: isinstance(v, dict))
-    fields, named = given | own, given.get("architectures")
+def _of_dflash(record: dict[str, Any]) -> BlockConfig:
+    own = _field(record, "dflash_config", f", or speculators_model_type {_NAMED}", lambda v: isinstance(v, dict))
+    fields, named = record | own, record.get("architectures")
     kind = next((kind for kind, model in _KINDS.items() if isinstance(named, list) and model in named), "dflash")
     layer_ids = _ids(fields, "target_layer_ids", 0)
     return _block_config(kind, fields, _layers(fields), layer_ids, fields.get("draft_vocab_size"))
 
 
-def _of_speculators(given: dict[str, Any]) -> BlockConfig:
-    kind = _field(given, "speculators_model_type", f" {_NAMED}", _SPECULATORS.__contains__)
-    described = _field(given, "transformer_layer_config", ", an object", lambda v: isinstance(v, dict))
+def _of_speculators(record: dict[str, Any]) -> BlockConfig:
+    kind = _field(record, "speculators_model_type", f" {_NAMED}", _SPECULATORS.__contains__)
+    described = _field(record, "transformer_layer_config", ", an object", lambda v: isinstance(v, dict))
     layers = _layers(described)
     size = layers.hidden_size
-    _field(given, "target_hidden_size", f" {size} (hidden_size)", (None, size).__contains__)
+    _field(record, "target_hidden_size", f" {size} (hidden_size)", (None, size).__contains__)
     defaults = {"block_size": 8} | {name: described[name] for name in _WINDOW if name in described}
     if kind == "dspark":
         defaults |= {"sample_from_anchor": True, "markov_rank": 256}
         defaults |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    reduced = given.get("draft_vocab_size", layers.vocab_size if kind == "dflash2" else 32000)
-    layer_ids = _ids(given, "aux_hidden_state_layer_ids", 1)
-    return _block_config(kind, defaults | given, layers, layer_ids, None if reduced == layers.vocab_size else reduced)
+    reduced = record.get("draft_vocab_size", layers.vocab_size if kind == "dflash2" else 32000)
+    layer_ids = _ids(record, "aux_hidden_state_layer_ids", 1)
+    return _block_config(kind, defaults | record, layers, layer_ids, None if reduced == layers.vocab_size else reduced)
 
 
 def _block_config(
@@ -247,21 +247,21 @@ def _block_config(
     reranks, sliding = kind == "lilicorr" or any(name.startswith(_PREFIX) for name in fields), _sliding(fields, layers)
     return BlockConfig(
         layers,
-        block_size=_whole(fields, "block_size"),
-        mask_token_id=_whole(fields, "mask_token_id", 0),
+        block_size=_integer(fields, "block_size"),
+        mask_token_id=_integer(fields, "mask_token_id", 0),
         target_layer_ids=layer_ids,
-        num_target_layers=None if fields.get("num_target_layers") is None else _whole(fields, "num_target_layers"),
+        num_target_layers=None if fields.get("num_target_layers") is None else _integer(fields, "num_target_layers"),
         causal_head=_truth(fields, "causal_head"),
         sample_from_anchor=_truth(fields, "sample_from_anchor"),
-        draft_vocab_size=None if reduced is None else _whole({"draft_vocab_size": reduced}, "draft_vocab_size"),
-        markov_rank=_whole({"markov_rank": 0} | fields, "markov_rank", 0),
+        draft_vocab_size=None if reduced is None else _integer({"draft_vocab_size": reduced}, "draft_vocab_size"),
+        markov_rank=_integer({"markov_rank": 0} | fields, "markov_rank", 0),
         confidence=_truth(fields, "enable_confidence_head"),
         confidence_with_markov=_truth(fields, "confidence_head_with_markov"),
         tokenizer_fingerprint=_field(fields, "tokenizer_fingerprint", " as text", lambda v: isinstance(v, str | None)),
         reranker=_reranker(fields) if reranks else None,
         sliding_layers=sliding,
-        sliding_window=_whole(fields, "sliding_window") if sliding else 0,
-        **{name: _whole(fields, name) for name in added},
+        sliding_window=_integer(fields, "sliding_window") if sliding else 0,
+        **{name: _integer(fields, name) for name in added},
     )
 
 
@@ -288,24 +288,24 @@ def _reranker(fields: Mapping[str, Any]) -> RerankerConfig:
 
     fitted: dict[str, Any] = {name: number(_PREFIX + name) for name in ("mlp_ratio", "logit_scale", "vector_eps")}
     sizes = ("candidate_topk", "factor_dim", "num_layers", "num_heads")
-    width = _whole(fields, f"{_PREFIX}hidden_size", 0)
-    return RerankerConfig(hidden_size=width, **fitted, **{name: _whole(fields, _PREFIX + name) for name in sizes})
+    width = _integer(fields, f"{_PREFIX}hidden_size", 0)
+    return RerankerConfig(hidden_size=width, **fitted, **{name: _integer(fields, _PREFIX + name) for name in sizes})
 
 
-def _layers(given: dict[str, Any]) -> Any:
+def _layers(fields: dict[str, Any]) -> Any:
     """The stock configuration of the layers, from those fields that apply here."""
-    kind = given.get("model_type", "qwen3")
+    kind = fields.get("model_type", "qwen3")
     expect(kind == "qwen3", "layers of model_type qwen3", repr(kind))
     for name in _SIZES:
-        if given.get(name) is not None:
-            _whole(given, name)
-    number, head_dim = given.get("num_hidden_layers") or 1, given.get("head_dim") or 0
+        if fields.get(name) is not None:
+            _integer(fields, name)
+    number, head_dim = fields.get("num_hidden_layers") or 1, fields.get("head_dim") or 0
     expect(number <= MOST_LAYERS, f"num_hidden_layers up to {MOST_LAYERS}", number)  # transformers makes lists of them
     expect(head_dim % 2 == 0, "an even head_dim", head_dim)
-    _field(given, "rms_norm_eps", " from 0 to 1", lambda v: type(v) in (int, float) and 0 <= v < 1, 1e-6)
-    _truth(given, "attention_bias")
+    _field(fields, "rms_norm_eps", " from 0 to 1", lambda v: type(v) in (int, float) and 0 <= v < 1, 1e-6)
+    _truth(fields, "attention_bias")
     try:
-        layers: Any = Qwen3Config(**{name: given[name] for name in _LAYER_FIELDS if name in given})
+        layers: Any = Qwen3Config(**{name: fields[name] for name in _LAYER_FIELDS if name in fields})
     except Exception as error:  # a damaged config.json raises whatever its values lead to
         raise ValueError(f"expected a Qwen3 configuration: {error!r}") from error
     queries, keys = layers.num_attention_heads, layers.num_key_value_heads
@@ -322,7 +322,7 @@ def _field(
     return value
 
 
-def _whole(fields: Mapping[str, Any], name: str, least: int = 1) -> int:
+def _integer(fields: Mapping[str, Any], name: str, least: int = 1) -> int:
     wanted = f", a whole number from {least} on"
     return int(_field(fields, name, wanted, lambda value: type(value) is int and least <= value < 1 << 31))
 

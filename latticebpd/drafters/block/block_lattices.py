@@ -84,8 +84,8 @@ def block_lattices(
     before = torch.tensor(anchors, device=hidden.device)
     if heads.bigram and drafter.markov_head is None:
         candidates = Candidates.of(drafter, logits, min(k, drafter.config.max_candidates or k))
-        given = (hidden.new_zeros(0) if each is None else each for each in (contexts, embedding))
-        return chain_lattices(candidates, *step_scores(drafter, candidates, hidden, before, *given))
+        inputs = (hidden.new_zeros(0) if each is None else each for each in (contexts, embedding))
+        return chain_lattices(candidates, *step_scores(drafter, candidates, hidden, before, *inputs))
     return _chain_lattices(drafter, logits.float(), hidden, before, k, heads)
 
 
@@ -97,15 +97,15 @@ def _chain_lattices(
     before, weights = anchors[:, None], torch.zeros(len(anchors), 1, device=hidden.device)
     tokens, log_probs, transitions = [], [], []
     for slot in range(logits.shape[1]):
-        given = logits[:, slot, None] if markov is None else logits[:, slot, None] + markov(before).float()
-        given = given.log_softmax(dim=-1)  # [rows, arcs of the slot before, or 1, vocab]
+        scores = logits[:, slot, None] if markov is None else logits[:, slot, None] + markov(before).float()
+        scores = scores.log_softmax(dim=-1)  # [rows, arcs of the slot before, or 1, vocab]
         if heads.confidence:
-            states = hidden[:, slot, None].expand(-1, given.shape[1], -1)
-            given = given + F.logsigmoid(drafter.confidence(states, before[:, : given.shape[1]]).float())[..., None]
-        marginal = given[:, 0] if given.shape[1] == 1 else (weights[..., None] + given).logsumexp(dim=1)
+            states = hidden[:, slot, None].expand(-1, scores.shape[1], -1)
+            scores = scores + F.logsigmoid(drafter.confidence(states, before[:, : scores.shape[1]]).float())[..., None]
+        marginal = scores[:, 0] if scores.shape[1] == 1 else (weights[..., None] + scores).logsumexp(dim=1)
         values, indices = top_k(marginal, k)
-        if given.shape[1] > 1:
-            transitions.append(given.gather(2, indices[:, None].expand(-1, given.shape[1], -1)) - values[:, None])
+        if scores.shape[1] > 1:
+            transitions.append(scores.gather(2, indices[:, None].expand(-1, scores.shape[1], -1)) - values[:, None])
         before = indices if drafter.draft_tokens is None else drafter.draft_tokens[indices]
         weights = values.log_softmax(dim=-1)
         tokens.append(before)

@@ -132,8 +132,8 @@ class LatticeReranker(nn.Module):
         spread = anchor[:, None, None].expand_as(points)
         factors = F.silu(self.factor_input_proj(torch.cat([points, spread, points * spread], dim=-1)))
         leaving, entering, first = (
-            F.normalize(head(given).float(), dim=-1, eps=self.config.vector_eps)
-            for head, given in ((self.out_head, factors), (self.in_head, factors), (self.anchor_out_head, anchor))
+            F.normalize(head(inputs).float(), dim=-1, eps=self.config.vector_eps)
+            for head, inputs in ((self.out_head, factors), (self.in_head, factors), (self.anchor_out_head, anchor))
         )
         start = torch.einsum("nf,nkf->nk", first, entering[:, 0])
         pairs = leaving[:, :-1] @ entering[:, 1:].transpose(-1, -2)

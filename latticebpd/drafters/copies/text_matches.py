@@ -49,8 +49,8 @@ class SuffixIndex:
         seen = {len(self.tokens)}
         matches: list[tuple[int, list[int]]] = []
         for length in range(min(self.max_length, len(text)), min_length - 1, -1):
-            found = self._positions.get(tuple(text[len(text) - length :]), ())
-            positions = [position for position in found if position not in seen]
+            occurrences = self._positions.get(tuple(text[len(text) - length :]), ())
+            positions = [position for position in occurrences if position not in seen]
             if positions:
                 matches.append((length, positions))
                 seen.update(positions)

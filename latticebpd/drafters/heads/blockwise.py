@@ -121,18 +121,18 @@ class BlockwiseLM(nn.Module):
     @property
     def head_projection(self) -> Projection:
         """From a head's states to logits of the tokens that it knows; in int8 after `use_int8`."""
-        whole, shortlist = self.projection, self.heads.shortlist
+        projection, shortlist = self.projection, self.heads.shortlist
         learning = torch.is_grad_enabled()  # the embedding may be
         rounded = self._rounded and not learning
         if shortlist is None and not rounded:
-            return whole
+            return projection
         tokens = slice(None) if shortlist is None else shortlist
         if learning:
-            return whole.over(tokens)
-        weight: Any = whole.embedding.weight
+            return projection.over(tokens)
+        weight: Any = projection.embedding.weight
         key = (rounded, id(weight), *weight_version(weight), weight.dtype, weight.device)
         if self._short is None or self._short[0] != key:
-            self._short = (key, whole.over(tokens, Int8Linear() if rounded else None))
+            self._short = (key, projection.over(tokens, Int8Linear() if rounded else None))
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
@@ -189,11 +189,11 @@ class BlockwiseLM(nn.Module):
         dtype: torch.dtype | None = None,
         weights: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write the model; files appear whole.
+        """Write the model; every file is written atomically.
 
         dtype: type of the stored weights, such as ``torch.float16``; by default base model and heads keep their
             own.
-        weights: whole weights and buffers by name, where the model's own are dealt out over processes.
+        weights: unsharded weights and buffers by name, where the model's own are sharded over processes.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)

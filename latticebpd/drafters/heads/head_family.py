@@ -27,8 +27,8 @@ recognises = is_blockwise
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The heads of the target itself, which were loaded with it; ValueError for those of another model."""
     if path != target.path or not isinstance(target.model, BlockwiseLM):
-        wanted, found = "a block drafter or a mask-filling model", "a model with heads"
-        raise ValueError(f"{path}: expected {wanted}, found {found}; give it as --model")
+        wanted, got = "a block drafter or a mask-filling model", "a model with heads"
+        raise ValueError(f"{path}: expected {wanted}, found {got}; give it as --model")
     return HeadLattices(target.model, bigram=options.bigram)
 
 
@@ -63,8 +63,8 @@ class HeadLattices(HeadSource):
         logits = self.heads.head_projection(states)
         drawn = lattices_from_logits(logits, self.k, self._shortlist)
         tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
-        given = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
-        pairs = self.heads.pair_scores(states, *given).float().cpu().numpy()
+        tensors = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
+        pairs = self.heads.pair_scores(states, *tensors).float().cpu().numpy()
         weights = chain_weights(log_probs, log_probs[:, 0], pairs)
         return list(map(SausageLattice, tokens, *weights)), logits
 

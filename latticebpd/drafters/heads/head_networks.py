@@ -81,8 +81,8 @@ class Heads(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, attributes of the same names; without ``layers``, if there are none."""
-        given = {name: getattr(self, name) for name in signature(type(self)).parameters}
-        return {name: value for name, value in given.items() if value != ()}
+        arguments = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        return {name: value for name, value in arguments.items() if value != ()}
 
     def head_state(self, index: int, inputs: Tensor) -> Tensor:
         """``[n, inputs]`` -> ``[n, hidden]``: one head's states, ready for projection."""

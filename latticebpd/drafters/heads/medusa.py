@@ -126,6 +126,6 @@ def _check_complete(weights: dict[Key, Tensor], heads: int, layers: int, directo
         keys = [(head, layer, part) for layer in needed for part in ("linear.weight", "linear.bias")]
         for key in [*keys, (head, layers, "weight")]:
             if key not in weights:
-                found = f"{len({kept for kept, _, _ in weights})} heads and no tensor {'.'.join(map(str, key))}"
+                got = f"{len({kept for kept, _, _ in weights})} heads and no tensor {'.'.join(map(str, key))}"
                 wanted = f"{heads} heads of {layers} blocks (config.json)"
-                raise ValueError(f"{directory}: expected {wanted}, found {found}")
+                raise ValueError(f"{directory}: expected {wanted}, found {got}")

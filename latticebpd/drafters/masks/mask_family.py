@@ -73,10 +73,10 @@ class MaskLattices(NetworkSource):
         ends = BaseModel.of(self.model).eos_ids
         return [
             None if lattice is None else _cut(lattice, state.max_depth, ends)
-            for lattice, state in zip(self._whole_blocks(states), states, strict=True)
+            for lattice, state in zip(self._uncut_lattices(states), states, strict=True)
         ]
 
-    def _whole_blocks(self, states: Sequence[State]) -> list[SausageLattice | None]:
+    def _uncut_lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         """Lattices that do not stop where the text ends."""
         if self._reading is not None:
             self._reading.result()
@@ -93,7 +93,7 @@ class MaskLattices(NetworkSource):
         return type(self)(self.model, k, slots, self._target)
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
-        return lattices_by_states(self._whole_blocks, text, positions, self.num_slots, source)
+        return lattices_by_states(self._uncut_lattices, text, positions, self.num_slots, source)
 
 
 def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLattice:

@@ -46,7 +46,7 @@ class MaskFiller:
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> None:
-        """Encode new sources, as one batch, on a GPU in a stream of its own; forget those that are not given."""
+        """Encode new sources, as one batch, on a GPU in a stream of its own; drop the cached ones of other sources."""
         wanted = dict.fromkeys(map(tuple, sources))
         missing = [source for source in wanted if source not in self.encoded]
         if not missing:

@@ -246,9 +246,9 @@ class NonAutoregressiveModel(nn.Module):
         """Read what ``save_pretrained`` wrote; ValueError for another directory, such as a verifier's, or damage."""
         directory = Path(directory)
         if not is_drafter(directory):
-            found = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
+            got = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
             wanted = f"a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG})"
-            raise ValueError(f"{directory}: expected {wanted}, found {found}")
+            raise ValueError(f"{directory}: expected {wanted}, found {got}")
         parse = partial(from_record, MaskSettings, version=FORMAT_VERSION)
         problem, remedy = "expected a drafter's settings, got", "is the copy complete?"
         settings = asdict(read_json(directory / DRAFTER_CONFIG, parse, problem, remedy))
