@@ -71,13 +71,13 @@ struct Operations {
     // to = x / sqrt(mean(x^2) + epsilon) * weights; all [size].
     void (*norm)(const float* x, const float* weights, std::size_t size, float epsilon, float* to);
     void (*add)(const float* x, std::size_t size, float* to);
-    // One head, in index.
+    // One head, in place.
     void (*rotate)(float* x, const Rotation& rotation, std::size_t row);
     // to = activation(gate) * up; without `up`, activation(gate).
     void (*gate)(Activation activation, const float* gate, const float* up, std::size_t size, float* to);
     // The columns begin .. end - 1 of one group of heads.
     void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
-    // cap * tanh(x / cap), in index.
+    // cap * tanh(x / cap), in place.
     void (*softcap)(float* x, std::size_t size, float cap);
     // As float16, to the nearest; size: a multiple of 16.
     void (*to_float16)(const float* x, std::size_t size, std::uint16_t* to);
