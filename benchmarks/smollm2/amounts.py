@@ -4,8 +4,8 @@
     python -m benchmarks.smollm2.amounts --data DIR --work WORK -o amounts.csv     # all of it; resumes
     python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
 
-New heads learn from the first 303, 909, 2,727 and 8,182 of the model's own answers in a random order, and so does a
-4-gram model; conditioned heads, from 8,182.  Each set is rescored by the 4-gram of its texts and by an earlier one of
+New heads, feed-forward and conditioned ones, learn from the first 303, 909, 2,727 and 8,182 of the model's own answers
+in a random order, and so does a 4-gram model.  Each set is rescored by the 4-gram of its texts and by an earlier one of
 the package, which has read all of them and people's text; weights and calibrations are its own (`drafters.py`).
 Replayed are the answers to 130 questions.  Rows of slots count right tokens and positions, not tokens and calls.
 """
@@ -35,8 +35,8 @@ from latticebpd.target.catalogue import resolved
 
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
-KINDS = ("1445k", "1445k conditioned")
-"""Heads from as many texts; the second ones also read the token that the model has chosen."""
+CONDITIONED = " conditioned"
+"""Ends the names of heads that also read the token that the model has chosen."""
 OWN, NODES = ", own 4-gram", (16, 64)
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -45,6 +45,7 @@ PAIRS = (
 )  # fmt: skip
 """With a 4-gram, and without."""
 OTHERS = (("16 tree", "walk"), ("16 calibrated", "16 calibrated, no text"))
+GAINS = (*PAIRS, *((f"{one}{OWN}", other) for one, other in PAIRS), *OTHERS)
 SYSTEMS = ("walk", *(each for pair in PAIRS for each in pair[::-1]), "16 calibrated", "64 calibrated", "oracle")
 SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k in (1, 16, 64)}
 
@@ -101,70 +102,66 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(given: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(given.work, given.data), list[dict[str, str]]()
     stage(given.work / drafters.QUESTIONS, partial(drafters.questions, given.work, given.data))
-    for name in (*AMOUNTS, KINDS[1]):
+    for name in (f"{amount}{kind}" for kind in ("", CONDITIONED) for amount in AMOUNTS):
         file, own = given.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
         rows += read_csv(stage(file, partial(replay, given.work, name, own, file)))
     return rows
 
 
 # ---------------------------------------------------------------- tables
-def change(counts: drafters.Counts, one: str, other: str | None = None) -> str:
-    """What three times the text change in tokens per call, or in the gain over another system in percentage points: the
-    slope of a straight line through the amounts."""
+def change(ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str:
+    """What three times the text change in tokens per call, or in the gain over others in percentage points: the slope
+    of a straight line through the amounts, of each of which there are counts."""
 
-    def efficiencies(system: str, drawn: np.ndarray) -> np.ndarray:
-        found = [counts[name, system][drawn].sum(axis=-2) for name in AMOUNTS]
-        return np.stack([each[..., 0] / each[..., 1] for each in found], axis=-1)
+    def efficiencies(counts: Sequence[np.ndarray], drawn: np.ndarray) -> np.ndarray:
+        sums = [each[drawn].sum(axis=-2) for each in counts]
+        return np.stack([each[..., 0] / each[..., 1] for each in sums], axis=-1)
 
     def measure(drawn: np.ndarray) -> np.ndarray:
-        values, at = efficiencies(one, drawn), np.arange(len(AMOUNTS)) - (len(AMOUNTS) - 1) / 2
-        if other is not None:
-            values = 100 * (values / efficiencies(other, drawn) - 1)
+        values, at = efficiencies(ones, drawn), np.arange(len(AMOUNTS)) - (len(AMOUNTS) - 1) / 2
+        if others:
+            values = 100 * (values / efficiencies(others, drawn) - 1)
         return values @ at / (at @ at)
 
-    places = 3 if other is None else 1
-    return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(counts["51k", one])), p=places)
+    return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(ones[0])), p=1 if others else 3)
 
 
-def system_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
+def by_amount(counts: drafters.Counts, system: str, kind: str = "") -> list[np.ndarray]:
+    return [counts[f"{amount}{kind}", system] for amount in AMOUNTS]
+
+
+def system_lines(counts: drafters.Counts, systems: Sequence[str], kind: str = "") -> list[list[str]]:
     """Tokens per call, or how often slots are right, with each set of heads; what three times the text add."""
-    return [
-        [each, *(trees.efficiency(counts[name, each])[0] for name in AMOUNTS), change(counts, each)] for each in systems
-    ]
+    rows = [(each, by_amount(counts, each, kind)) for each in systems]
+    return [[name, *(trees.efficiency(each)[0] for each in ones), change(ones)] for name, ones in rows]
 
 
-def gain_lines(counts: drafters.Counts) -> list[list[str]]:
+def gain_lines(counts: drafters.Counts, kind: str = "") -> list[list[str]]:
     """What a step gains with each set of heads, and how three times the text change that."""
-    lines = []
-    for one, other in (*PAIRS, *((f"{one}{OWN}", other) for one, other in PAIRS), *OTHERS):
-        gains = (trees.gain(counts[name, one], counts[name, other]) for name in AMOUNTS)
-        lines.append([f"{one} over {other}", *gains, change(counts, one, other)])
-    return lines
+    rows = [(f"{one} over {other}", *(by_amount(counts, each, kind) for each in (one, other))) for one, other in GAINS]
+    return [[name, *map(trees.gain, ones, others), change(ones, others)] for name, ones, others in rows]
 
 
 def kind_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
-    """Tokens per call with feed-forward and with conditioned heads from all texts, and what the second ones gain."""
-    both = ([counts[name, each] for each in systems] for name in KINDS)
-    rows = zip(systems, *both, strict=True)
-    return [[each, trees.efficiency(a)[0], trees.efficiency(b)[0], trees.gain(b, a)] for each, a, b in rows]
-
-
-def kind_gains(counts: drafters.Counts) -> list[list[str]]:
-    """What a step gains with either."""
-    pairs = (*PAIRS, *OTHERS)
-    return [[f"{a} over {b}", *(trees.gain(counts[name, a], counts[name, b]) for name in KINDS)] for a, b in pairs]
+    """What conditioned heads gain over feed-forward ones, and how three times the text change that."""
+    rows = [(each, by_amount(counts, each, CONDITIONED), by_amount(counts, each)) for each in systems]
+    return [[name, *map(trees.gain, ones, others), change(ones, others)] for name, ones, others in rows]
 
 
 @rc_context(STYLE)
 def figure(counts: drafters.Counts) -> Figure:
     """What rescoring gains by the amount of text, with the package's 4-gram and with that of the same text."""
-    drawn = Figure(figsize=(10, 3.8), layout="constrained")
-    for own, axes in zip(("", OWN), drawn.subplots(1, 2, sharey=True), strict=True):
+    drawn = Figure(figsize=(10, 6.8), layout="constrained")
+    panels = [(kind, own) for kind in ("", CONDITIONED) for own in ("", OWN)]
+    for (kind, own), axes in zip(panels, drawn.subplots(2, 2, sharex=True, sharey=True).flat, strict=True):
         for number, (one, other) in enumerate((*PAIRS[:3], PAIRS[4])):
-            gains = [100 * np.array(trees.gained(counts[name, one + own], counts[name, other])) for name in AMOUNTS]
+            rows = zip(by_amount(counts, one + own, kind), by_amount(counts, other, kind), strict=True)
+            gains = [100 * np.array(trees.gained(*each)) for each in rows]
             draw_band(axes, [1e3 * int(name[:-1]) for name in AMOUNTS], gains, f"{one} over {other}", number)
-        axes.set(xscale="log", xlabel="tokens that heads learn", ylim=0, title=own[2:] or "the package's 4-gram")
-    drawn.axes[0].set(ylabel="gain, %")
+        title = f"{kind.strip() or 'feed-forward'} heads, " + (own[2:] or "the package's 4-gram")
+        axes.set(xscale="log", ylim=0, title=title, ylabel="" if own else "gain, %")
+    for axes in drawn.axes[2:]:
+        axes.set(xlabel="tokens that heads learn")
     drawn.axes[0].legend(fontsize=8)
     return drawn
 
@@ -177,8 +174,9 @@ def main() -> None:
     table("tokens per call", ("system", *head), system_lines(counts, SYSTEMS))
     table("gains; their change in percentage points", ("pair", *head), gain_lines(counts))
     table("share of right tokens", ("slot", *head), system_lines(counts, [*SLOTS]))
-    table("conditioned heads", ("", *KINDS, "gain"), kind_lines(counts, (*SYSTEMS, *SLOTS)))
-    table("gains with them", ("", *KINDS), kind_gains(counts))
+    table("conditioned heads", ("system", *head), system_lines(counts, (*SYSTEMS, *SLOTS), CONDITIONED))
+    table("their gain over feed-forward ones", ("system", *head), kind_lines(counts, (*SYSTEMS, *SLOTS)))
+    table("gains with them", ("pair", *head), gain_lines(counts, CONDITIONED))
     given = parser.parse_args()
     figure(counts).savefig((given.table or given.output).with_suffix(".png"), dpi=150)
 

@@ -417,8 +417,9 @@ PAGES: dict[str, list[Table]] = {
         lambda: amounts.system_lines(drafted("amounts.csv"), amounts.SYSTEMS),
         lambda: amounts.gain_lines(drafted("amounts.csv")),
         lambda: amounts.system_lines(drafted("amounts.csv"), [*amounts.SLOTS]),
+        lambda: amounts.system_lines(drafted("amounts.csv"), (*amounts.SYSTEMS, *FIRST), amounts.CONDITIONED),
         lambda: amounts.kind_lines(drafted("amounts.csv"), (*amounts.SYSTEMS, *FIRST)),
-        lambda: amounts.kind_gains(drafted("amounts.csv")),
+        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.CONDITIONED),
     ],
     "benchmarks/smollm2/drafters.md": [
         lambda: unnamed(drafters.path_lines(drafted(), drafters.LADDER)),
@@ -516,8 +517,8 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     every = (*drafters.LADDER, *drafters.LATTICES)
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     own = drafted("amounts.csv")
-    lines += [*drafters.learned_lines(drafted()), *amounts.gain_lines(own), *amounts.kind_gains(own)]
-    lines += amounts.kind_lines(own, amounts.SYSTEMS)
+    lines += [*drafters.learned_lines(drafted()), *amounts.gain_lines(own), *amounts.kind_lines(own, amounts.SYSTEMS)]
+    lines += amounts.gain_lines(own, amounts.CONDITIONED)
     found = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))

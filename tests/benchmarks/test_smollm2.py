@@ -341,13 +341,12 @@ def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest
 def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> None:
     """Two texts; tokens per call rise by 0.1 an amount, the other system's do not."""
     calls = np.array([100, 300])
-    counts = {
-        (name, system): np.stack([(1.2 + step * number) * calls, calls, 0 * calls], axis=1)
-        for number, name in enumerate(amounts.AMOUNTS)
-        for system, step in (("tree", 0.1), ("walk", 0.0))
-    }
-    assert amounts.change(counts, "tree") == "+0.100 (+0.100 to +0.100)"
-    assert amounts.change(counts, "tree", "walk") == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
+    tree, walk = (
+        [np.stack([(1.2 + step * number) * calls, calls, 0 * calls], axis=1) for number in range(len(amounts.AMOUNTS))]
+        for step in (0.1, 0.0)
+    )
+    assert amounts.change(tree) == "+0.100 (+0.100 to +0.100)"
+    assert amounts.change(tree, walk) == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
 
 
 def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ inline Block block_of(Type type) {
 inline float from_half(std::uint16_t bits) {
     const bool special = (bits & 0x7c00) == 0x7c00;  // infinite or NaN
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fff) << 13 | (special ? 0x7f800000 : 0);
-    const float number = std::bit_cast<float>(magnitude) * (special ? 1.0f : 0x1p112f);
+    auto number = std::bit_cast<float>(magnitude);
+    if (!special) number *= 0x1p112f;
     return bits & 0x8000 ? -number : number;
 }
 
