@@ -159,10 +159,10 @@ def figure(counts: drafters.Counts) -> Figure:
             gains = [100 * np.array(trees.gained(*each)) for each in rows]
             draw_band(axes, [1e3 * int(name[:-1]) for name in AMOUNTS], gains, f"{one} over {other}", number)
         title = f"{kind.strip() or 'feed-forward'} heads, " + (own[2:] or "the package's 4-gram")
-        axes.set(xscale="log", ylim=0, title=title, ylabel="" if own else "gain, %")
+        axes.set(xscale="log", title=title, ylabel="" if own else "gain, %")
     for axes in drawn.axes[2:]:
         axes.set(xlabel="tokens that heads learn")
-    drawn.axes[0].legend(fontsize=8)
+    drawn.axes[3].legend(fontsize=8, loc="upper left")
     return drawn
 
 
