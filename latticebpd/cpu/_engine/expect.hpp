@@ -3,11 +3,12 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace engine {
 
-inline void expect(bool fine, const std::string& what) {
-    if (!fine) throw std::invalid_argument("expected " + what);
+inline void expect(bool fine, std::string_view what) {  // a literal costs nothing where all is fine
+    if (!fine) throw std::invalid_argument("expected " + std::string(what));
 }
 
 }  // namespace engine

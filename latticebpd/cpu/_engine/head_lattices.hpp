@@ -42,7 +42,7 @@ class HeadLattices {
         projection_->multiply(states.data(), count, logits.data(), workers);
         TopK{logits.data(), projection_->outputs(), k, own.data(), tokens, log_sums.data()}.rows(count, workers);
         for (std::size_t i = 0; i < own.size(); ++i)
-            if (!std::isfinite(own[i] -= log_sums[i / k])) expect(false, "finite states, which heads read, got others");
+            expect(std::isfinite(own[i] -= log_sums[i / k]), "finite states, which heads read, got others");
         if (pairs == nullptr) std::copy(own.begin(), own.end(), log_probs);
         else {
             const std::lock_guard<std::mutex> lock(keeping_);

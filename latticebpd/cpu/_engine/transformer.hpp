@@ -45,8 +45,7 @@ class Transformer {
         const auto begin = std::chrono::steady_clock::now();
         ThreadPool::waited() = {};
         read(texts, to, selected, states, workers);
-        if (workers.threads > 1)
-            contention_.report(ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
+        if (workers.threads > 1) contention_.report(ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
     }
 
     // states: [rows, hidden]; to: [rows, vocabulary].
