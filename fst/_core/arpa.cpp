@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 
 #include "ngram_walk.hpp"
 
@@ -29,10 +28,6 @@ bool read_integer(std::string_view text, std::uint64_t& value) {
 
 }  // namespace
 
-void ArpaParser::fail(const std::string& message) const {
-    throw std::invalid_argument("line " + std::to_string(line_) + ": " + message);
-}
-
 std::string ArpaParser::joined(std::size_t first, std::size_t last) const {
     std::string text;
     for (std::size_t i = first; i < last && text.size() <= 80; ++i)
@@ -46,7 +41,7 @@ void ArpaParser::feed(std::string_view text) {
         const std::size_t end = text.find('\n');
         if (rest_.size() + std::min(end, text.size()) > kLongestLine) {
             ++line_;
-            fail("expected lines of at most " + std::to_string(kLongestLine) + " bytes; this is no ARPA file");
+            fail("expected lines of at most ", kLongestLine, " bytes; this is no ARPA file");
         }
         if (end == std::string_view::npos) {
             rest_.append(text);
@@ -97,7 +92,7 @@ void ArpaParser::read_line(std::string_view line) {
             return;
         case Part::kCounts:
             if (!heading) return read_count();
-            if (counts_.empty()) fail("expected 'ngram 1=<count>', got " + joined(0, 1));
+            if (counts_.empty()) fail("expected 'ngram 1=<count>', got ", joined(0, 1));
             return begin_section();
         case Part::kNgrams: break;
         case Part::kEnd: return;
@@ -107,13 +102,13 @@ void ArpaParser::read_line(std::string_view line) {
         return begin_section();
     }
     if (fields_.size() < order_ + 1 || fields_.size() > order_ + 2)
-        fail("expected a log-probability, " + std::to_string(order_) + (order_ == 1 ? " word" : " words") +
-             " and perhaps a backoff weight, got " + std::to_string(fields_.size()) + " fields");
+        fail("expected a log-probability, ", order_, (order_ == 1 ? " word" : " words"),
+             " and perhaps a backoff weight, got ", fields_.size(), " fields");
     const double log10_prob = read_number(0, "log-probability");
-    if (log10_prob > 0) fail("expected a log-probability of at most 0, got " + std::string(fields_[0]));
+    if (log10_prob > 0) fail("expected a log-probability of at most 0, got ", fields_[0]);
     const double log10_backoff = fields_.size() == order_ + 2 ? read_number(order_ + 1, "backoff weight") : 0;
     if (log10_backoff * kLn10 > AutomatonBuilder::kZeroCost)
-        fail("expected a backoff weight (log10) of at most 434, got " + std::string(fields_[order_ + 1]));
+        fail("expected a backoff weight (log10) of at most 434, got ", fields_[order_ + 1]);
     ++read_;
     if (order_ == 1)
         read_unigram(cost_of(log10_prob), cost_of(log10_backoff));
@@ -130,15 +125,15 @@ void ArpaParser::read_count() {
     if (text.rfind("ngram", 0) != 0 || equals == std::string::npos ||
         !read_integer(std::string_view(text).substr(5, equals - 5), order) ||
         !read_integer(std::string_view(text).substr(equals + 1), count) || order != counts_.size() + 1)
-        fail("expected 'ngram " + std::to_string(counts_.size() + 1) + "=<count>', got " + joined(0, fields_.size()));
-    if (order > kHighestOrder) fail("expected a model of order " + std::to_string(kHighestOrder) + " at most");
+        fail("expected 'ngram ", counts_.size() + 1, "=<count>', got ", joined(0, fields_.size()));
+    if (order > kHighestOrder) fail("expected a model of order ", kHighestOrder, " at most");
     counts_.push_back(count);
 }
 
 void ArpaParser::begin_section() {
     const bool last = order_ == counts_.size();
     const std::string expected = last ? "\\end\\" : "\\" + std::to_string(order_ + 1) + "-grams:";
-    if (fields_[0] != expected) fail("expected " + expected + ", got " + joined(0, 1));
+    if (fields_[0] != expected) fail("expected ", expected, ", got ", joined(0, 1));
     part_ = last ? Part::kEnd : Part::kNgrams;
     ++order_;
     read_ = 0;
@@ -151,14 +146,14 @@ void ArpaParser::end_section() {
     if (read_ != announced) {
         const std::string message = "expected the " + std::to_string(announced) + " " + std::to_string(order_) +
                                     "-grams that \\data\\ announces, got " + std::to_string(read_);
-        if (strict_) fail(message + "; the file is damaged, or pass strict=False");
+        if (strict_) fail(message, "; the file is damaged, or pass strict=False");
         warnings_.push_back("line " + std::to_string(line_) + ": " + message);
     }
     if (order_ == 1) number_unigrams();
     try {
         builder_.end_order();
     } catch (const DuplicateNgram& error) {
-        fail("expected every n-gram once, but '" + words_of(error.labels) + "' occurs twice in the section before");
+        fail("expected every n-gram once, but '", words_of(error.labels), "' occurs twice in the section before");
     }
 }
 
@@ -176,7 +171,7 @@ std::string ArpaParser::words_of(const std::vector<std::int32_t>& labels) const 
 void ArpaParser::read_unigram(double cost, double backoff) {
     std::string word(fields_[1] == "<UNK>" ? "<unk>" : fields_[1]);
     const auto index = static_cast<std::uint32_t>(words_.size());
-    if (!word_index_.emplace(word, index).second) fail("the unigram " + joined(1, 2) + " occurs twice");
+    if (!word_index_.emplace(word, index).second) fail("the unigram ", joined(1, 2), " occurs twice");
     words_.push_back(std::move(word));
     unigrams_.push_back({index, cost, backoff});
 }
@@ -186,12 +181,11 @@ void ArpaParser::number_unigrams() {
     for (const std::string& word : words_)
         if (word != "<s>" && word != "</s>" && word != "<unk>") plain.push_back(word);
     const std::vector<std::int64_t> tokens = number_words_(plain);
-    if (tokens.size() != plain.size()) throw std::invalid_argument("expected one token id for each word");
+    if (tokens.size() != plain.size()) refuse("expected one token id for each word");
     std::int64_t largest = -1;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] > kLargestToken)
-            throw std::invalid_argument("expected token ids from 0 to " + std::to_string(kLargestToken) + ", got " +
-                                        std::to_string(tokens[i]) + " for '" + plain[i] + "'");
+            refuse("expected token ids from 0 to ", kLargestToken, ", got ", tokens[i], " for '", plain[i], "'");
         largest = std::max(largest, tokens[i]);
     }
     std::size_t next = 0;
@@ -223,10 +217,10 @@ void ArpaParser::read_ngram(double cost, double backoff) {
         last_words_[i - 1].clear();
         auto found = word_index_.find(fields_[i]);
         if (found == word_index_.end() && fields_[i] == "<UNK>") found = word_index_.find(std::string_view("<unk>"));
-        if (found == word_index_.end()) fail("expected words of the unigrams, got " + joined(i, i + 1));
+        if (found == word_index_.end()) fail("expected words of the unigrams, got ", joined(i, i + 1));
         const std::int32_t label = label_of_word_[found->second];
         if ((label == AutomatonBuilder::kStart && i > 1) || (label == AutomatonBuilder::kEnd && i < order_))
-            fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got " +
+            fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got ",
                  joined(1, order_ + 1));
         labels_[i - 1] = label;
         last_words_[i - 1] = fields_[i];
@@ -234,7 +228,7 @@ void ArpaParser::read_ngram(double cost, double backoff) {
     }
     if (context_row_ == AutomatonBuilder::kNone) context_row_ = builder_.find(labels_.data(), order_ - 1);
     if (context_row_ == AutomatonBuilder::kNone)
-        fail("expected the context of " + joined(1, order_ + 1) + " among the " + std::to_string(order_ - 1) +
+        fail("expected the context of ", joined(1, order_ + 1), " among the ", order_ - 1,
              "-grams, where it is missing");
     builder_.add(context_row_, labels_.back(), cost, backoff);
 }
@@ -247,7 +241,7 @@ double ArpaParser::read_number(std::size_t at, const char* what) const {
     double value = 0;
     const auto [stop, error] = std::from_chars(begin, end, value);
     if (error != std::errc() || stop != end || std::isnan(value) || value == std::numeric_limits<double>::infinity())
-        fail(std::string("expected a ") + what + " (log10), got " + joined(at, at + 1));
+        fail("expected a ", what, " (log10), got ", joined(at, at + 1));
     return value;
 }
 

@@ -49,7 +49,10 @@ class ArpaParser {
     double read_number(std::size_t at, const char* what) const;
     std::string joined(std::size_t first, std::size_t last) const;
     std::string words_of(const std::vector<std::int32_t>& labels) const;
-    [[noreturn]] void fail(const std::string& message) const;
+    template <typename... Parts>
+    [[noreturn]] void fail(const Parts&... parts) const {
+        refuse("line ", line_, ": ", parts...);
+    }
 
     NumberWords number_words_;
     bool strict_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <stdexcept>
 
 #include "ngram_walk.hpp"
 
@@ -36,9 +35,8 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
     }
     const auto index = static_cast<std::size_t>(token);
     if (index >= words.size() || words[index].empty())
-        throw std::invalid_argument("token " + std::to_string(token) +
-                                    ": expected a word without white space or NUL that is no marker, got "
-                                    "another or none; ARPA cannot hold it, an .fst file can");
+        refuse("token ", token, ": expected a word without white space or NUL that is no marker, got another or none; "
+               "ARPA cannot hold it, an .fst file can");
     text += words[index];
 }
 
@@ -69,9 +67,8 @@ void write_arpa(const Model& model, const std::vector<std::string>& words, bool 
         model, false,
         [&](const VisitedNgram& ngram) {
             if (ngram.cost < -kRounding)
-                throw std::invalid_argument(
-                    "expected n-grams of a probability of at most 1, which ARPA can hold, got one of e^" +
-                    std::to_string(-ngram.cost));
+                refuse("expected n-grams of a probability of at most 1, which ARPA can hold, got one of e^",
+                       -ngram.cost);
             append_log10(text, std::max(ngram.cost, 0.0));
             char separator = '\t';
             for (const std::int32_t token : ngram.context) {

@@ -23,12 +23,10 @@ DuplicateNgram::DuplicateNgram(std::vector<std::int32_t> ngram)
 
 void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cost, double backoff_cost) {
     // Negated, so that NaN fails too.
-    if (!(cost >= 0))
-        throw std::invalid_argument("expected a log-probability of at most 0, got " + std::to_string(-cost));
+    if (!(cost >= 0)) refuse("expected a log-probability of at most 0, got ", -cost);
     if (!(backoff_cost >= -kZeroCost))
-        throw std::invalid_argument("expected a backoff weight (natural log) of at most " + std::to_string(kZeroCost) +
-                                    ", got " + std::to_string(-backoff_cost));
-    if (building_.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
+        refuse("expected a backoff weight (natural log) of at most ", kZeroCost, ", got ", -backoff_cost);
+    if (building_.size() == kNone) refuse("expected fewer than 2^32 - 1 n-grams of one order");
     const Ngram ngram{context, label, static_cast<float>(std::min(cost, kZeroCost)),
                       static_cast<float>(std::min(backoff_cost, kZeroCost))};
     sorted_ = sorted_ && (building_.empty() || building_.back() < ngram);
@@ -100,7 +98,7 @@ AutomatonBuilder::Range AutomatonBuilder::continuations(std::uint32_t state) con
 }
 
 void AutomatonBuilder::finish() {
-    if (orders_.empty()) throw std::invalid_argument("expected unigrams, got no n-grams");
+    if (orders_.empty()) refuse("expected unigrams, got no n-grams");
     if (!link()) {
         restore_contexts();
         close_suffixes();
@@ -147,7 +145,7 @@ bool AutomatonBuilder::link() {
                 ngram->context = next;
                 if (!is_state) continue;
                 if (row_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-                    throw std::invalid_argument("expected at most 2^31 - 1 contexts; prune the model");
+                    refuse("expected at most 2^31 - 1 contexts; prune the model");
                 ngram->context = static_cast<std::uint32_t>(row_.size());
                 if (ngram->label == kStart) start_ = ngram->context;
                 row_.push_back(row);
@@ -165,7 +163,7 @@ void AutomatonBuilder::count_arcs() {
         const Range range = continuations(static_cast<std::uint32_t>(state));
         for (const Ngram* ngram = range.begin; ngram != range.end && ngram->label <= kEnd; ++ngram) --num_arcs_;
     }
-    if (num_arcs_ > UINT32_MAX) throw std::invalid_argument("expected at most 2^32 - 1 arcs; prune the model");
+    if (num_arcs_ > UINT32_MAX) refuse("expected at most 2^32 - 1 arcs; prune the model");
 }
 
 std::vector<std::uint64_t> AutomatonBuilder::num_ngrams() const {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 
 #include "tree.hpp"
 
@@ -47,13 +46,11 @@ CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uin
 const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
                                   std::span<const double> weights, std::int64_t num_nodes) {
     if (weights.empty() || weights.size() % kFeatures != 0)
-        throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " +
-                                    std::to_string(weights.size()));
+        refuse("expected ", kFeatures, " weights for each slot, got ", weights.size());
     for (const double weight : weights)
-        if (!(std::abs(weight) <= kLargestWeight))
-            throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
+        if (!(std::abs(weight) <= kLargestWeight)) refuse("expected weights from -1e6 to 1e6, got ", weight);
     if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
-        throw std::invalid_argument("expected weights of the lattice's slots and of further slots, got one slot's");
+        refuse("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_.assign(weights.begin(), weights.end());
     for (std::size_t i = 0; i < weights_.size(); ++i)
@@ -64,8 +61,7 @@ const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_st
 CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice, std::uint32_t start_state,
                                                          const TextIndex& text, std::span<const std::int64_t> path) {
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
-        throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " +
-                                    std::to_string(path.size()));
+        refuse("expected a path of at most ", lattice.slots(), " tokens, got ", path.size());
     const Model* const model = lattice.model();
     State state = start(lattice, start_state, text);
     Description out;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <stdexcept>
 
 namespace fst_core {
 
@@ -100,8 +99,7 @@ class Determinizer {
 
     void count(std::size_t entries) {
         if ((entries_ += entries) > kMostEntries)
-            throw std::invalid_argument(
-                "expected a lattice whose deterministic form has fewer than 2^24 arcs; prune the lattice");
+            refuse("expected a lattice whose deterministic form has fewer than 2^24 arcs; prune the lattice");
     }
 
     const ArcsView& lattice_;

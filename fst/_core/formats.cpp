@@ -1,4 +1,4 @@
-// The Python side of the file formats: reading ARPA, building automata, listing their n-grams, symbol tables.
+// The Python side of the file formats: reading ARPA, building automata, symbol tables.
 
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -10,8 +10,8 @@
 #include <string>
 
 #include "arpa.hpp"
-#include "formats.hpp"
-#include "ngram_walk.hpp"
+#include "arrays.hpp"
+#include "bindings.hpp"
 
 namespace py = pybind11;
 
@@ -34,18 +34,17 @@ void add_ngrams(AutomatonBuilder& builder, const Array<std::int32_t>& labels, co
                 const Array<double>& backoffs) {
     if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
         backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
-        throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
+        refuse("expected labels [n, order], costs [n] and backoffs [n]");
     const std::size_t order = labels.shape(1);
     if (order != builder.num_orders() + 1)
-        throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) +
-                                    "-grams next, got " + std::to_string(order) + "-grams");
+        refuse("expected the ", builder.num_orders() + 1, "-grams next, got ", order, "-grams");
     const std::size_t before = builder.num_added();
     for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
         const std::int32_t* ngram = labels.data(row, 0);
         const std::uint32_t context = builder.find(ngram, order - 1);
         if (context == AutomatonBuilder::kNone)
-            throw std::invalid_argument("row " + std::to_string(before + row) + " of the " + std::to_string(order) +
-                                        "-grams: expected its context among the n-grams one order below");
+            refuse("row ", before + row, " of the ", order,
+                   "-grams: expected its context among the n-grams one order below");
         builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
     }
 }
@@ -60,8 +59,7 @@ py::tuple read_symbols(const py::buffer& buffer, std::int64_t begin, std::int64_
     std::vector<std::int64_t> labels, begins, lengths;
     const auto take = [&](std::int64_t bytes) {
         if (at < 0 || bytes < 0 || at > size || bytes > size - at)
-            throw std::invalid_argument("byte " + std::to_string(at) +
-                                        ": expected a symbol and its label, got the end of the file; it is damaged");
+            refuse("byte ", at, ": expected a symbol and its label, got the end of the file; it is damaged");
         at += bytes;
         return static_cast<const std::byte*>(file.ptr) + at - bytes;
     };
@@ -79,35 +77,6 @@ py::tuple read_symbols(const py::buffer& buffer, std::int64_t begin, std::int64_
 }
 
 }  // namespace
-
-py::list list_ngrams(const Model& model) {
-    const std::vector<std::uint64_t> counts = count_ngrams(model, true);
-    py::list orders;
-    std::vector<py::array_t<std::int32_t>> tokens;
-    std::vector<py::array_t<double>> costs, backoffs;
-    for (std::size_t order = 1; order <= counts.size(); ++order) {
-        const auto count = static_cast<py::ssize_t>(counts[order - 1]);
-        tokens.emplace_back(std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(order)});
-        costs.emplace_back(count);
-        backoffs.emplace_back(count);
-        orders.append(py::make_tuple(tokens.back(), costs.back(), backoffs.back()));
-    }
-    std::size_t lower = 0;
-    py::ssize_t row = 0;
-    walk_ngrams<true>(
-        model, true,
-        [&](const VisitedNgram& ngram) {
-            *std::copy(ngram.context.begin(), ngram.context.end(), tokens[lower].mutable_data(row, 0)) = ngram.token;
-            costs[lower].mutable_data()[row] = ngram.cost;
-            backoffs[lower].mutable_data()[row] = backoff_cost(model, ngram);
-            ++row;
-        },
-        [&] {
-            ++lower;
-            row = 0;
-        });
-    return orders;
-}
 
 void bind_formats(py::module_& module) {
     py::register_local_exception_translator(&translate);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <stdexcept>
 
 namespace fst_core {
 
@@ -34,8 +33,7 @@ std::int32_t Graph::add_node(Layer& layer, std::int32_t slot, std::uint32_t stat
     const auto index = layer.by_state.insert(state, static_cast<std::int32_t>(nodes_.size())).first;
     if (model_ != nullptr) model_->prefetch_state(state);
     if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
-        throw std::invalid_argument(
-            "expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
+        refuse("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
     nodes_.push_back(Node{.state = state, .slot = slot});
     layer.nodes.push_back(index);
     return index;
@@ -142,8 +140,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
     }
     for (std::int32_t c = 0; c < columns.num_epsilons; ++c) add_hit(c, state, 0);
     if (num_hits_ > static_cast<std::size_t>(INT32_MAX))
-        throw std::invalid_argument(
-            "expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
+        refuse("expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
     node(index).first_hit = static_cast<std::int32_t>(first);
     node(index).num_hits = static_cast<std::int32_t>(num_hits_ - first);
 }

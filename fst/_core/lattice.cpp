@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 #include <string>
 
 namespace fst_core {
@@ -22,18 +21,12 @@ std::string spelled(double value) {
     return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
 }
 
-[[noreturn]] void refuse(const char* name, std::int64_t slot, const std::string& what) {
-    throw std::invalid_argument(std::string(name) + "slot " + std::to_string(slot) + ": " + what);
-}
-
 }  // namespace
 
 void Lattice::assign(const LatticeView& view, const Model* model, const char* name) {
     if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 64 / view.slots)
-        throw std::invalid_argument(
-            std::string(name) +
-            "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
-            std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
+        refuse(name, "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [",
+               view.slots, ", ", view.k, "]");
     clear(model);
     is_sausage_ = true;
     longest_ = view.slots;
@@ -46,12 +39,10 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
         for (std::int32_t c = 0; c < view.k; ++c) {
             if (tokens[c] == -1) continue;
             if (tokens[c] < -1 || tokens[c] == std::numeric_limits<std::int32_t>::max())
-                refuse(name, t,
-                       "expected token ids from 0 to 2^31 - 2, or -1 as padding, got " + std::to_string(tokens[c]));
+                refuse(name, "slot ", t, ": expected token ids from 0 to 2^31 - 2, or -1 as padding, got ", tokens[c]);
             if (!(log_probs[c] <= kLargestWeight))  // NaN too
-                refuse(name, t,
-                       "expected log-probabilities of at most 1e30, got " + spelled(log_probs[c]) + " for token " +
-                           std::to_string(tokens[c]));
+                refuse(name, "slot ", t, ": expected log-probabilities of at most 1e30, got ", spelled(log_probs[c]),
+                       " for token ", tokens[c]);
             order_.emplace_back(tokens[c], c);
         }
         std::sort(order_.begin(), order_.end());
@@ -60,40 +51,38 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
         for (std::size_t i = 0; i < order_.size(); ++i) {
             const auto [token, c] = order_[i];
             if (i > 0 && order_[i - 1].first == token)
-                refuse(name, t,
-                       "expected distinct tokens, got token " + std::to_string(token) +
-                           " more than once; keep one column of each");
+                refuse(name, "slot ", t, ": expected distinct tokens, got token ", token,
+                       " more than once; keep one column of each");
             if (log_probs[c] <= -kLargestWeight) continue;
             add_column(token, log_probs[c], c, t + 1 < view.slots ? static_cast<std::int32_t>(t + 1) : kEnd);
         }
         end_slot(slot);
-        if (slot.size == 0) refuse(name, t, "expected at least one token with a log-probability above -1e30, got none");
+        if (slot.size == 0)
+            refuse(name, "slot ", t, ": expected at least one token with a log-probability above -1e30, got none");
     }
     if (transitions_ != nullptr) check_transitions(name);
 }
 
 void ArcsView::check() const {
-    const auto refuse = [](const std::string& what) { throw std::invalid_argument("expected " + what); };
     if (slots() < 1 || tokens.size() > Lattice::kMostColumns || log_probs.size() != tokens.size() ||
         targets.size() != tokens.size() || offsets.front() != 0 ||
         offsets.back() != static_cast<std::int64_t>(tokens.size()))
-        refuse(
-            "tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to their number");
+        refuse("expected tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to "
+               "their number");
     for (std::int32_t s = 0; s < slots(); ++s) {
         const std::int64_t first = offsets[s], end = offsets[s + 1];
         if (first > end || end > offsets.back())
-            refuse("offsets that do not fall, got " + std::to_string(end) + " after " + std::to_string(first));
+            refuse("expected offsets that do not fall, got ", end, " after ", first);
         for (std::int64_t i = first; i < end; ++i) {
             if (tokens[i] < Lattice::kEpsilon || tokens[i] == std::numeric_limits<std::int32_t>::max())
-                refuse("token ids from 0 to 2^31 - 2, or -1 for epsilon, got " + std::to_string(tokens[i]) +
-                       " at state " + std::to_string(s));
+                refuse("expected token ids from 0 to 2^31 - 2, or -1 for epsilon, got ", tokens[i], " at state ", s);
             if (!(std::abs(log_probs[i]) < kLargestWeight))  // NaN too
-                refuse("log-probabilities between -1e30 and 1e30, got " + spelled(log_probs[i]) + " at state " +
-                       std::to_string(s));
+                refuse("expected log-probabilities between -1e30 and 1e30, got ", spelled(log_probs[i]), " at state ",
+                       s);
             if (targets[i] == Lattice::kEnd && tokens[i] == Lattice::kEpsilon) continue;
             if (targets[i] <= s || targets[i] >= slots())
-                refuse("arcs that lead to higher states below " + std::to_string(slots()) + ", got one from " +
-                       std::to_string(s) + " to " + std::to_string(targets[i]));
+                refuse("expected arcs that lead to higher states below ", slots(), ", got one from ", s, " to ",
+                       targets[i]);
         }
     }
 }
@@ -165,9 +154,8 @@ void Lattice::check_transitions(const char* name) const {
             for (std::int32_t to = slot(t).first; to < slot(t).first + slot(t).size; ++to) {
                 const float value = transitions_[(std::int64_t{t - 1} * k_ + given_[from]) * k_ + given_[to]];
                 if (!(value <= static_cast<float>(kLargestWeight)))
-                    refuse(name, t,
-                           "expected transitions of at most 1e30, got " + spelled(value) + " from token " +
-                               std::to_string(token(from)) + " to token " + std::to_string(token(to)));
+                    refuse(name, "slot ", t, ": expected transitions of at most 1e30, got ", spelled(value),
+                           " from token ", token(from), " to token ", token(to));
             }
 }
 

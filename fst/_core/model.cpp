@@ -3,44 +3,36 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
 namespace fst_core {
 
 namespace {
 
-std::string text(std::int64_t value) { return std::to_string(value); }
-
 std::uint32_t checked_id(std::int64_t state, std::uint32_t num_states, const char* name) {
     if (state < 0 || state >= std::int64_t{num_states})
-        refuse_corrupt(std::string("expected ") + name + " below " + text(num_states) + ", got " + text(state));
+        refuse_corrupt("expected ", name, " below ", num_states, ", got ", state);
     return static_cast<std::uint32_t>(state);
 }
 
 }  // namespace
 
-void refuse_corrupt(const std::string& what) {
-    throw std::invalid_argument("corrupt language model: " + what + "; write the file again from its source");
-}
-
 void refuse_order(std::uint32_t state) {
-    refuse_corrupt("expected the arcs of state " + text(state) + " in rising order of label");
+    refuse_corrupt("expected the arcs of state ", state, " in rising order of label");
 }
 
 void refuse_failures(std::uint32_t state) {
-    refuse_corrupt("more than 255 failure arcs in a row from state " + text(state));
+    refuse_corrupt("more than 255 failure arcs in a row from state ", state);
 }
 
 Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
              std::int64_t unigram_state, std::int64_t unk_label)
     : states_(states.data()), arcs_(arcs.data()), num_arcs_(arcs.size() / sizeof(ArcRecord)) {
     if (states.size() % sizeof(StateRecord) != 0 || arcs.size() % sizeof(ArcRecord) != 0)
-        refuse_corrupt("expected states of 20 bytes and arcs of 16, got " + std::to_string(states.size()) + " and " +
-                       std::to_string(arcs.size()) + " bytes");
+        refuse_corrupt("expected states of 20 bytes and arcs of 16, got ", states.size(), " and ", arcs.size(),
+                       " bytes");
     const std::size_t count = states.size() / sizeof(StateRecord);
     if (count == 0 || count > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
-        refuse_corrupt("expected between 1 and 2^31 - 1 states, got " + std::to_string(count));
+        refuse_corrupt("expected between 1 and 2^31 - 1 states, got ", count);
     num_states_ = static_cast<std::uint32_t>(count);
     start_ = checked_id(start, num_states_, "a start state");
     unigram_state_ = checked_id(unigram_state, num_states_, "a unigram state");
@@ -48,15 +40,14 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     const float end = state(unigram_state_).final_cost;
     has_end_ = end != 0 && end != std::numeric_limits<float>::infinity();
     const Row unigrams = row(unigram_state_);
-    if (unigrams.backs_off)
-        refuse_corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));
+    if (unigrams.backs_off) refuse_corrupt("expected no failure arc (label 0) at the unigram state ", unigram_state_);
     unigram_arcs_.reserve(unigrams.num_arcs);
     std::int32_t previous = 0;
     for (std::uint32_t i = 0; i < unigrams.num_arcs; ++i) {
         const ArcRecord arc = unigrams.arc(i);
         if (arc.label <= previous)
-            refuse_corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) +
-                    " after " + text(previous));
+            refuse_corrupt("expected the arcs of the unigram state in rising order of label, got ", arc.label,
+                           " after ", previous);
         cost(arc.cost);
         checked_state(arc.next_state);
         previous = arc.label;
@@ -70,23 +61,22 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     label_indexes_.emplace(static_cast<std::uint32_t>(previous) + 1, unigram_arcs_.size());
     if (unk_label != 0 && (unk_label < 0 || unk_label > std::numeric_limits<std::int32_t>::max() ||
                            unigram_index(static_cast<std::int32_t>(unk_label)) < 0))
-        refuse_corrupt("expected 0 or a label of the unigram state as unk_label, got " + text(unk_label));
+        refuse_corrupt("expected 0 or a label of the unigram state as unk_label, got ", unk_label);
     unk_label_ = static_cast<std::int32_t>(unk_label);
 }
 
 void Model::refuse_arcs(std::uint32_t state, const StateRecord& record) const {
-    refuse_corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
-            text(std::int64_t{record.first_arc} + record.num_arcs) + " of " +
-            text(static_cast<std::int64_t>(num_arcs_)));
+    refuse_corrupt("state ", state, " has arcs ", record.first_arc, " to ",
+                   std::int64_t{record.first_arc} + record.num_arcs, " of ", static_cast<std::int64_t>(num_arcs_));
 }
 
 void Model::refuse_state(std::int32_t next_state) const {
-    refuse_corrupt("expected a next state below " + text(num_states_) + ", got " + text(next_state));
+    refuse_corrupt("expected a next state below ", num_states_, ", got ", next_state);
 }
 
 void Model::refuse_missing_failure(std::uint32_t state) {
-    refuse_corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) +
-            ", which is not the unigram state");
+    refuse_corrupt("expected a failure arc (label 0) as the first arc of state ", state,
+                   ", which is not the unigram state");
 }
 
 void Model::refuse_nan() { refuse_corrupt("expected a number as an arc's weight, got NaN"); }

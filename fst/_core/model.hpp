@@ -16,10 +16,10 @@
 #include <cstring>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "label_index.hpp"
+#include "refuse.hpp"
 
 namespace fst_core {
 
@@ -37,7 +37,10 @@ struct ArcRecord {  // as on disk
 static_assert(sizeof(ArcRecord) == 16);
 
 // Throw std::invalid_argument for a file that holds no model.
-[[noreturn]] void refuse_corrupt(const std::string& what);
+template <typename... Parts>
+[[noreturn]] void refuse_corrupt(const Parts&... what) {
+    refuse("corrupt language model: ", what..., "; write the file again from its source");
+}
 [[noreturn]] void refuse_order(std::uint32_t state);     // of a state's arcs
 [[noreturn]] void refuse_failures(std::uint32_t state);  // too many in a row from a state
 

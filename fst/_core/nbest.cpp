@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
-#include <string>
 
 namespace fst_core {
 
@@ -49,8 +48,7 @@ double highest(const std::vector<double>& row) {
 const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p,
                                             double alpha) {
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
-        throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) +
-                                    "; lower it");
+        refuse("expected a search for at most 2^22 paths, got p = ", p, "; lower it");
     alpha_ = alpha;
     has_transitions_ = lattice.has_transitions();
     graph_.assign(lattice, lattice.is_sausage() ? kBuckets : kFewBuckets);
@@ -126,8 +124,7 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
     std::int32_t& first = first_choice_[index];
     if (first == Graph::kNone) {
         if (choices_.size() > kMostChoices)
-            throw std::invalid_argument(
-                "expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
+            refuse("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
         first = static_cast<std::int32_t>(choices_.size());
         const Graph::Step* const steps = graph_.resolve(node);
         const double* const weights = graph_.weights(index);
@@ -204,8 +201,7 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
             }
             const Choice& chosen = choice(at);
             if (prefixes_.size() == kMostPrefixes)
-                throw std::invalid_argument(
-                    "expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
+                refuse("expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
             prefixes_.push_back({score + chosen.step, at.prefix, global_column(at)});
             const auto prefix = static_cast<std::int32_t>(prefixes_.size() - 1);
             if (chosen.next == Graph::kNone) {

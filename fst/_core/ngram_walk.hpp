@@ -7,7 +7,6 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "model.hpp"
@@ -57,8 +56,7 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
     };
 
     for (std::size_t order = 1; !layer.empty(); ++order) {
-        if (order > kHighestOrder)
-            throw std::invalid_argument("expected n-grams of order 255 at most; is this a backoff model?");
+        if (order > kHighestOrder) refuse("expected n-grams of order 255 at most; is this a backoff model?");
         for (std::size_t i = 0; i < layer.size(); ++i) {
             const StateRecord record = model.state(layer[i]);
             const Row row = model.row(layer[i], record);
@@ -69,9 +67,8 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                 if (improper || !row.backs_off || (cost >= 0 && !left_out[layer[i]])) return false;
                 const bool repeated = repeats(cost, row.backoff_cost + backed_off());
                 if (!repeated && left_out[layer[i]])
-                    throw std::invalid_argument(
-                        "expected n-grams of a probability of at most 1, got a higher one that leads to state " +
-                        std::to_string(layer[i]));
+                    refuse("expected n-grams of a probability of at most 1, got a higher one that leads to state ",
+                           layer[i]);
                 return repeated;
             };
 
@@ -95,8 +92,8 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                     enter(token, next);
                     ngram.state = next;
                 } else if (met[next] == order + 1) {
-                    throw std::invalid_argument("expected one history for each state, got two that lead to state " +
-                                                std::to_string(next) + "; this is no backoff model");
+                    refuse("expected one history for each state, got two that lead to state ", next,
+                           "; this is no backoff model");
                 }
                 if (!omitted) visit(ngram);
             };
@@ -106,18 +103,17 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
             for (std::uint32_t arc = 0; arc < row.num_arcs; ++arc) {
                 const std::int32_t label = row.label(arc);
                 if (label <= previous)
-                    throw std::invalid_argument("expected the arcs of state " + std::to_string(layer[i]) +
-                                                " in rising order of label, got " + std::to_string(label) + " after " +
-                                                std::to_string(previous));
+                    refuse("expected the arcs of state ", layer[i], " in rising order of label, got ", label, " after ",
+                           previous);
                 previous = label;
                 if (!model.has_unigram(label))
-                    throw std::invalid_argument("expected n-grams of the unigrams' tokens, got one of label " +
-                                                std::to_string(label) + "; this is no backoff model");
+                    refuse("expected n-grams of the unigrams' tokens, got one of label ", label,
+                           "; this is no backoff model");
                 if (label == unk_label) unk = arc;
             }
             if (std::isfinite(record.final_cost) && record.final_cost != 0 && !model.has_end())
-                throw std::invalid_argument("expected a final weight at the unigram state, because state " +
-                                            std::to_string(layer[i]) + " has one; this is no backoff model");
+                refuse("expected a final weight at the unigram state, because state ", layer[i],
+                       " has one; this is no backoff model");
             // The markers come first: they are negative.
             if (unk < row.num_arcs) follow(row.arc(unk));
             if (model.has_end() && std::isfinite(record.final_cost) &&
@@ -137,9 +133,8 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
         next_contexts.clear();
     }
     if (num_met != model.num_states())
-        throw std::invalid_argument("expected n-grams that lead to every state, got " +
-                                    std::to_string(model.num_states() - num_met) +
-                                    " states without; this is no backoff model");
+        refuse("expected n-grams that lead to every state, got ", model.num_states() - num_met,
+               " states without; this is no backoff model");
 }
 
 // The cost of the backoff weight of an n-gram, 0 where it is no context.

@@ -4,8 +4,6 @@
 // gets the probability it has anyway by backing off, so every score stays as it was.
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <unordered_map>
 
 #include "automaton_builder.hpp"
@@ -50,14 +48,12 @@ void AutomatonBuilder::close_suffixes() {
         if (lower == 0 || context < given[lower - 1])
             if (const Ngram* found = find(lower, context, label); found != nullptr)
                 return static_cast<std::uint32_t>(found - ngrams.begin());
-        if (lower == 0)
-            throw std::invalid_argument("label " + std::to_string(label) +
-                                        " occurs in longer n-grams but not among the unigrams");
+        if (lower == 0) refuse("label ", label, " occurs in longer n-grams but not among the unigrams");
         OrderWithAdditions& order = extended[lower];
         if (const auto found = order.added.find(key(context, label)); found != order.added.end()) return found->second;
         const std::uint32_t suffix =
             self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);
-        if (ngrams.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
+        if (ngrams.size() == kNone) refuse("expected fewer than 2^32 - 1 n-grams of one order");
         const auto row = static_cast<std::uint32_t>(ngrams.size());
         const float cost = orders_[lower - 1].ngrams[context].backoff + orders_[lower - 1].ngrams[suffix].cost;
         ngrams.push_back({context, label, cost, 0});

@@ -1,8 +1,8 @@
 #include "text_index.hpp"
 
 #include <limits>
-#include <stdexcept>
-#include <string>
+
+#include "refuse.hpp"
 
 namespace fst_core {
 
@@ -29,10 +29,9 @@ std::int32_t TextIndex::add_child(std::int32_t node, std::int32_t token) {
 void TextIndex::extend(std::span<const std::int64_t> tokens) {
     for (const std::int64_t token : tokens)
         if (token < 0 || token >= std::numeric_limits<std::int32_t>::max())
-            throw std::invalid_argument("expected token ids from 0 to 2^31 - 2, got " + std::to_string(token));
+            refuse("expected token ids from 0 to 2^31 - 2, got ", token);
     if (size_ + static_cast<std::int64_t>(tokens.size()) > kLongestText)
-        throw std::invalid_argument("expected a text of at most 2^26 tokens, got " +
-                                    std::to_string(size_ + static_cast<std::int64_t>(tokens.size())));
+        refuse("expected a text of at most 2^26 tokens, got ", size_ + static_cast<std::int64_t>(tokens.size()));
     for (const std::int64_t token : tokens) {
         std::int32_t next = kNone, longer = kNone;
         for (std::int32_t history = end_; history != kNone; history = node(history).shorter) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 
 namespace fst_core {
 
@@ -16,13 +14,11 @@ constexpr std::size_t kMostOpened = 1u << 28;
 
 void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes) {
     if (num_nodes > kMostNodes && lattice.has_more_prefixes(kMostNodes))
-        throw std::invalid_argument(
-            "expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
+        refuse("expected a tree of at most 2^22 nodes, got num_nodes = ", num_nodes, "; lower it");
 }
 
 void check_opened(std::size_t tokens) {
-    if (tokens > kMostOpened)
-        throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+    if (tokens > kMostOpened) refuse("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
 }
 
 const Tree& TreeSearch::run(const Lattice& lattice, std::uint32_t start_state, std::int64_t num_nodes, double alpha) {

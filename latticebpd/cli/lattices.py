@@ -55,7 +55,7 @@ def lattices(
     from latticebpd.cli.input_data import read_texts
     from latticebpd.decoding.front_door import load
     from latticebpd.drafters import bundled
-    from latticebpd.lattices.shards import parse_part
+    from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.measuring.collect import CollectOptions, NoLatticeError, as_source, collect, collect_shards
     from latticebpd.target.stock_model import BaseModel
 
@@ -75,7 +75,7 @@ def lattices(
     ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
-        task = bar.add_task("texts", total=len(data))
+        task = bar.add_task("texts", total=share_size(len(data), shard_size, mine))
         try:
             if single:
                 lattice_set, _ = collect(drafts, data, options, batch_size, lambda: bar.advance(task))

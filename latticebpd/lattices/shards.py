@@ -127,6 +127,11 @@ def shares(total: int, size: int, part: tuple[int, int]) -> Iterator[tuple[int, 
         yield shard, range(shard * size, min(total, (shard + 1) * size))
 
 
+def share_size(total: int, size: int, part: tuple[int, int]) -> int:
+    """The number of items in a part's shards."""
+    return sum(len(items) for _, items in shares(total, size, part))
+
+
 def parse_part(text: str | None) -> tuple[int, int]:
     """``i/n`` as numbers, by default ``torchrun``'s RANK/WORLD_SIZE, else 0/1; ValueError unless 0 <= i < n."""
     text = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}" if text is None else text

@@ -48,7 +48,7 @@ def distill(
     from latticebpd.console import positive_numbers
     from latticebpd.drafters import PromptNgramDrafter
     from latticebpd.drafters.pretrained import load_stock
-    from latticebpd.lattices.shards import parse_part
+    from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
     from latticebpd.target.catalogue import resolved
     from latticebpd.target.engine import engine_for, engine_of
@@ -84,7 +84,7 @@ def distill(
         engine_for(base, Path(resolved(model)), weights)
     if num_beams > 1 and engine_of(base) is not None:
         raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
-    with token_progress("prompts", options.prompts_of(len(sequences), mine)) as report:
+    with token_progress("prompts", share_size(len(sequences), shard_prompts, mine)) as report:
         write(base, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")

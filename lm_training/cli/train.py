@@ -192,7 +192,7 @@ def hidden(
     quiet_transformers()
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.pretrained import load_stock
-    from latticebpd.lattices.shards import parse_part
+    from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.target.catalogue import resolved
     from latticebpd.target.engine import engine_for
     from lm_training.cli.training_run import move, token_progress
@@ -210,7 +210,7 @@ def hidden(
     for path, each in zip(data, texts, strict=True):
         ModelTexts.of(base, each, str(path))
         directory = states_directory(path)
-        with token_progress(f"{directory.path}", len(each)) as report:
+        with token_progress(f"{directory.path}", share_size(len(each), shard_texts, mine)) as report:
             add_states(base, each, directory, options, mine, report)
         tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")

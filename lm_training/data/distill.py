@@ -65,10 +65,6 @@ class DistillOptions:
         for each in fields(self):
             expect(getattr(self, each.name) >= 1, f"{each.name} >= 1", getattr(self, each.name))
 
-    def prompts_of(self, prompts: int, part: tuple[int, int]) -> int:
-        """Number of the prompts in the shards ``i``, ``i + n``, ... of a part ``(i, n)``."""
-        return sum(len(numbers) for _, numbers in shares(prompts, self.shard_prompts, part))
-
 
 def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
     """Windows of a corpus as prompts: without overlap, in random order, and without ends of text.

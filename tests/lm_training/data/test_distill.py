@@ -20,6 +20,7 @@ from latticebpd.cli import app
 from latticebpd.decoding.loop import RowBatch
 from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.lattices.shards import share_size
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data import distill as distilling
@@ -295,7 +296,7 @@ def test_parts_together_write_what_one_run_writes(model: BlockwiseLM, tmp_path: 
     for index in range(2):
         distill(model.base, prompts(), tmp_path / "parts", OPTIONS, part=(index, 2))
     np.testing.assert_array_equal(load_distilled(tmp_path / "parts").tokens, load_distilled(tmp_path / "whole").tokens)
-    assert [OPTIONS.prompts_of(10, (index, 2)) for index in range(2)] == [6, 4]
+    assert [share_size(10, OPTIONS.shard_prompts, (index, 2)) for index in range(2)] == [6, 4]
 
 
 def test_directory_of_other_settings_or_another_model_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-// The Python side of the file formats, as far as others need it.
+// NumPy arrays as the Python side takes and returns them.
 #pragma once
 
 #include <pybind11/numpy.h>
 
+#include <span>
 #include <vector>
 
-#include "model.hpp"
+#include "refuse.hpp"
 
 namespace fst_core {
 
@@ -17,10 +18,9 @@ Array<T> array_of(const std::vector<T>& values) {
     return Array<T>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
 
-// For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].
-pybind11::list list_ngrams(const Model& model);
-
-// AutomatonBuilder, ArpaParser and read_symbols.
-void bind_formats(pybind11::module_& module);
+inline std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const char* name) {
+    if (array.ndim() != 1) refuse("expected ", name, " as one sequence of token ids, got ", array.ndim(), " axes");
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
 
 }  // namespace fst_core

@@ -1,0 +1,17 @@
+// Errors of invalid arguments and files, ValueErrors in Python.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+
+namespace fst_core {
+
+// Throws std::invalid_argument with a message of text and numbers.
+template <typename... Parts>
+[[noreturn, gnu::noinline, gnu::cold]] void refuse(const Parts&... parts) {
+    std::ostringstream message;
+    (message << ... << parts);
+    throw std::invalid_argument(message.str());
+}
+
+}  // namespace fst_core
