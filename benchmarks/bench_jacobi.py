@@ -92,17 +92,17 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
 
 def runs_of(rows: Iterable[Mapping[str, str]]) -> dict[str, SystemRun]:
     """The decodes of a CSV file's rows, by system."""
-    found: dict[str, SystemRun] = {}
+    runs: dict[str, SystemRun] = {}
     for row in rows:
         decoded = BatchRun([[int(token) for token in row["tokens"].split()]], [int(row["passes"])], [int(row["flops"])])
-        found.setdefault(row["system"], SystemRun(row["system"])).add(decoded, float(row["seconds"]))
-    return found
+        runs.setdefault(row["system"], SystemRun(row["system"])).add(decoded, float(row["seconds"]))
+    return runs
 
 
 def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
     """The table's lines: sums over all texts, their ratios, and intervals of these."""
-    found = runs_of(rows)
-    greedy, beam = found[GREEDY], found[BEAM]
+    runs = runs_of(rows)
+    greedy, beam = runs[GREEDY], runs[BEAM]
 
     def over(each: SystemRun, what: str) -> str:
         value = sum(getattr(greedy, what)) / sum(getattr(each, what))
@@ -111,7 +111,7 @@ def lines_of(rows: Iterable[Mapping[str, str]]) -> list[list[str]]:
     return [
         [name, str(sum(each.passes)), over(each, "passes"), f"{sum(each.seconds):.1f}", over(each, "seconds"),
          f"{each.time_speedup(beam):.2f}", f"{sum(each.flops):.3g}", f"{each.flops_per_speed(greedy):.3g}"]
-        for name, each in found.items()
+        for name, each in runs.items()
     ]  # fmt: skip
 
 
@@ -129,9 +129,9 @@ class Results:
         self.path, self.data, self.done = path, data, len(kept) // len(systems)
         self.rows: list[dict[str, Any]] = [*kept[: self.done * len(systems)]]
 
-    def add(self, text: int, found: dict[str, SystemRun]) -> None:
+    def add(self, text: int, runs: dict[str, SystemRun]) -> None:
         """A text's decodes by all systems."""
-        for name, each in found.items():
+        for name, each in runs.items():
             cost = (each.seconds[0], each.passes[0], (each.flops or [0])[0], " ".join(map(str, each.tokens[0])))
             self.rows.append(dict(zip(self.COLUMNS, (self.data, 1, text, name, *cost), strict=True)))
         write_csv(self.path, self.rows, digits=6)
@@ -151,11 +151,11 @@ def in_turns(
         task = progress.add_task(results.data, total=len(spelled), completed=done)
         for number, text in enumerate(spelled[done:], done):
             warm_ups, left = int(number == done), not base.is_encoder_decoder
-            found = compare(chosen, [text], fill, left, warm_ups=warm_ups, clock=clock)
-            for name, each in found.items():
-                if name not in lenient and each.differing(found[GREEDY]):
+            runs = compare(chosen, [text], fill, left, warm_ups=warm_ups, clock=clock)
+            for name, each in runs.items():
+                if name not in lenient and each.differing(runs[GREEDY]):
                     raise ValueError(f"text {number}: {name}: expected greedy decoding's text, got another")
-            results.add(number, found)
+            results.add(number, runs)
             progress.advance(task)
     return runs_of(results.rows)
 
@@ -171,25 +171,25 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all decodes")
     parser.add_argument("--table", type=Path, help="print the table of such a file, and decode nothing")
-    given = parser.parse_args()
-    if given.table is None:
-        if None in (given.texts, given.model, given.output):
+    args = parser.parse_args()
+    if args.table is None:
+        if None in (args.texts, args.model, args.output):
             parser.error("expected texts, --model and -o, or --table")
-        measure(given)
-    table("", HEAD, lines_of(read_csv(given.table or given.output)))
+        measure(args)
+    table("", HEAD, lines_of(read_csv(args.table or args.output)))
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(args: argparse.Namespace) -> None:
     """Decode what is not decoded yet."""
     set_up()
-    loaded = load(given.model)
+    loaded = load(args.model)
     base, tokenizer = BaseModel.of(loaded.model), loaded.tokenizer
-    heads: Any = load(given.heads).model if given.heads is not None else None
+    heads: Any = load(args.heads).model if args.heads is not None else None
     if heads is not None and not isinstance(heads, BlockwiseLM):
-        raise ValueError(f"{given.heads}: expected a model with heads, got one without")
-    chosen = systems(base, heads, given.lm, given.max_new_tokens)
-    results = Results(given.output, [*chosen], given.texts.stem)
-    texts, _ = read_texts(given.texts, given.source, None, None, given.limit)
+        raise ValueError(f"{args.heads}: expected a model with heads, got one without")
+    chosen = systems(base, heads, args.lm, args.max_new_tokens)
+    results = Results(args.output, [*chosen], args.texts.stem)
+    texts, _ = read_texts(args.texts, args.source, None, None, args.limit)
     spelled = [tokenizer(text)["input_ids"] for text in texts]  # type: ignore[operator]
     in_turns(base, chosen, spelled, results)
     signature(texts=len(texts))

@@ -42,23 +42,23 @@ def check_sums(path: Path, contexts: int = 20) -> None:
             expect(abs(total - 1) <= 1e-4, "contexts that sum to 1 within 1e-4", f"one of {total}", of=path)
 
 
-def compare(given: argparse.Namespace, size: int, scratch: Path) -> list[dict[str, Any]]:
+def compare(args: argparse.Namespace, size: int, scratch: Path) -> list[dict[str, Any]]:
     """The runs of all programs on so many tokens."""
-    tokens = np.load(given.corpus, mmap_mode="r")[:size]
-    expect(len(tokens) >= size, f"{size} tokens", len(tokens), of=given.corpus)
+    tokens = np.load(args.corpus, mmap_mode="r")[:size]
+    expect(len(tokens) >= size, f"{size} tokens", len(tokens), of=args.corpus)
     corpus, text, ours, theirs = (scratch / name for name in ("corpus.npy", "corpus.txt", "ours.fst", "lmplz.arpa"))
     np.save(corpus, tokens)
     with text.open("wb") as file:
         write_sentences(TokenStream.of(tokens, 0), None, file)
-    settings = f"--order {ORDER} --min-count {MIN_COUNT} --memory {MEMORY} --threads {given.threads}"
+    settings = f"--order {ORDER} --min-count {MIN_COUNT} --memory {MEMORY} --threads {args.threads}"
     estimate = [sys.executable, "-m", "latticebpd", "lm", "train", corpus, *settings.split(), "-o", ours]
     programs = {OURS: (estimate, ours)}
-    if not given.alone:
+    if not args.alone:
         prune = [str(int(count) - 1) for count in MIN_COUNT.split(",")]
         settings = f"-o {ORDER} -S {MEMORY} -T {scratch} --discount_fallback --arpa {theirs} --prune"
         programs[THEIRS] = (["lmplz", *settings.split(), *prune], theirs)
     rows = []
-    for repeat in range(given.repeats):
+    for repeat in range(args.repeats):
         for name, (command, output) in programs.items():
             used = usage(command, text if name == THEIRS else None)
             if name == OURS:
@@ -80,13 +80,13 @@ def lines_of(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
     return lines
 
 
-def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
-    expect(given.corpus, "a corpus")
-    if not given.alone and shutil.which("lmplz") is None:
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
+    expect(args.corpus, "a corpus")
+    if not args.alone and shutil.which("lmplz") is None:
         raise ValueError("expected lmplz on the PATH, found none; build KenLM, or leave it out with --alone")
     signature(memory=MEMORY, order=ORDER)
     with tempfile.TemporaryDirectory() as scratch:
-        return [row for size in given.sizes for row in compare(given, size, Path(scratch))]
+        return [row for size in args.sizes for row in compare(args, size, Path(scratch))]
 
 
 def main() -> None:

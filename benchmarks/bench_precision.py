@@ -36,12 +36,12 @@ def decodes(model: BlockwiseLM, bundle: Loaded) -> dict[str, Callable[[torch.Ten
     }
 
 
-def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every precision, way to decode and prompt; no margin where no token diverges."""
     set_up()
     signature(nodes=NODES)
     bundle, rows = load(), list[dict[str, Any]]()
-    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: given.prompts]]
+    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: args.prompts]]
     for precision in ("float32", "bfloat16", "float16"):
         model = BlockwiseLM.from_pretrained(MODEL, getattr(torch, precision))
         for name, decode in decodes(model, bundle).items():
@@ -49,8 +49,8 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
                 report = check_lossless(model, decode(torch.tensor([ids])), len(ids))
                 margin = max((each.margin for each in report.divergences), default=None)
                 assert margin is None or precision != "float32", f"float32 text of {name} diverges"
-                found = (precision, name, number, report.tokens, margin)
-                rows.append(dict(zip(("precision", "decoded by", "prompt", "tokens", "margin"), found, strict=True)))
+                values = (precision, name, number, report.tokens, margin)
+                rows.append(dict(zip(("precision", "decoded by", "prompt", "tokens", "margin"), values, strict=True)))
     return rows
 
 

@@ -77,26 +77,26 @@ def openfst(command: Sequence[object], lattices: LatticeSet) -> tuple[np.ndarray
             arcs = [f"{token} {log_prob:.9g}" for token, log_prob in zip(*slot, strict=True)]
             lines.append(f"{len(arcs)} {' '.join(arcs)}")
     done = subprocess.run(list(map(str, command)), input="\n".join(lines), capture_output=True, text=True, check=True)
-    found = [np.array(line.split(), float) for line in done.stdout.splitlines()]
-    return np.array([each[0] for each in found]), [each[1:] for each in found]
+    scores = [np.array(line.split(), float) for line in done.stdout.splitlines()]
+    return np.array([each[0] for each in scores]), [each[1:] for each in scores]
 
 
-def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every lattice, method and search."""
     rows: list[dict[str, Any]] = []
-    signature(count=given.count)
+    signature(count=args.count)
     with tempfile.TemporaryDirectory() as scratch:
         binary = compiled(Path(scratch))
-        for case, lm_path, path in given.case:
+        for case, lm_path, path in args.case:
             lm, every = fst.NgramModel.load(lm_path), LatticeSet.load(path)
-            whole = cut(every.take(np.arange(len(every))[: given.count]), *every.tokens.shape[1:])
+            lattices = cut(every.take(np.arange(len(every))[: args.count]), *every.tokens.shape[1:])
 
             def add(times: np.ndarray, *key: Any, case: str = case) -> None:
                 rows.extend(dict(zip(COLUMNS, (case, *key, i, each), strict=True)) for i, each in enumerate(times))
 
             grid = [(8, 16, p) for p in PS] + [(slots, k, 16) for slots in SLOTS for k in KS]
             for slots, k, p in dict.fromkeys(grid):
-                short = cut(whole, slots, k)
+                short = cut(lattices, slots, k)
 
                 def nbest(i: int, of: LatticeSet = short, p: int = p, lm: fst.NgramModel = lm) -> Any:
                     return fst.nbest_paths(of.tokens[i], of.log_probs[i], lm, p, 1.0, of.context_of(i))
@@ -104,17 +104,17 @@ def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
                 add(microseconds(nbest, len(short)), CORE, PATHS, slots, k, p)
                 if binary is not None and p <= MAX_P:
                     times, scores = openfst([binary, lm_path, p, 3], short)
-                    for i, found in enumerate(scores):
-                        ours, theirs = nbest(i)[1], found - lm.score(short.context_of(i)[-3:])
+                    for i, expected in enumerate(scores):
+                        ours, theirs = nbest(i)[1], expected - lm.score(short.context_of(i)[-3:])
                         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=1e-4):
                             raise ValueError(f"{case}, lattice {i}: expected OpenFst's {theirs[:3]}, got {ours[:3]}")
                     add(times, OPENFST, PATHS, slots, k, p)
             for nodes in NODES:
 
-                def tree(i: int, nodes: int = nodes, lm: fst.NgramModel = lm, of: LatticeSet = whole) -> Any:
+                def tree(i: int, nodes: int = nodes, lm: fst.NgramModel = lm, of: LatticeSet = lattices) -> Any:
                     return fst.best_first_tree(of.tokens[i], of.log_probs[i], lm, nodes, 1.0, of.context_of(i))
 
-                add(microseconds(tree, len(whole)), CORE, TREE, 8, 16, nodes)
+                add(microseconds(tree, len(lattices)), CORE, TREE, 8, 16, nodes)
     return rows
 
 

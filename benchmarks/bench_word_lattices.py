@@ -37,13 +37,13 @@ def random_lattice(rng: np.random.Generator, lm: fst.NgramModel, states: int, de
     row = lm.states[lm.unigram_state]
     arcs = lm.arcs[int(row["pos"]) : int(row["pos"]) + int(row["narcs"])]
     words = rng.choice(arcs["ilabel"] - 1, 3 * states, p=np.exp(-arcs["weight"]) / np.exp(-arcs["weight"]).sum())
-    found = [(s, s + 1, int(rng.choice(words)), float(np.float32(-rng.exponential()))) for s in range(states - 1)]
+    links = [(s, s + 1, int(rng.choice(words)), float(np.float32(-rng.exponential()))) for s in range(states - 1)]
     for _ in range(int((density - 1) * states)):
         source = int(rng.integers(states - 1))
         target = min(states - 1, source + int(rng.integers(1, 4)))
         token = -1 if rng.random() < 0.1 else int(rng.choice(words))
-        found.append((source, target, token, float(np.float32(-rng.exponential()))))
-    return fst.Lattice.from_arcs(found, [(states - 1, 0.0)])
+        links.append((source, target, token, float(np.float32(-rng.exponential()))))
+    return fst.Lattice.from_arcs(links, [(states - 1, 0.0)])
 
 
 def openfst_paths(lattice: Any, model: Any, p: int) -> Any:
@@ -70,9 +70,9 @@ def measure(lm: fst.NgramModel, lattice: fst.Lattice, p: int) -> dict[str, float
     """Milliseconds by system; ValueError where OpenFst has other scores."""
     automaton, expected = lattice.to_fst(), lattice.nbest_paths(lm, p)[1]
     weights = openfst_paths(automaton, lm.to_fst(lattice.tokens), p).paths().weights()
-    found = -np.sort([float(weight) for weight in weights])
-    if not np.allclose(found, expected, atol=1e-3):  # OpenFst sums in float32
-        raise ValueError(f"expected OpenFst's scores {found[:3]}, got {expected[:3]}")
+    scores = -np.sort([float(weight) for weight in weights])
+    if not np.allclose(scores, expected, atol=1e-3):  # OpenFst sums in float32
+        raise ValueError(f"expected OpenFst's scores {scores[:3]}, got {expected[:3]}")
     systems: dict[str, Callable[[], object]] = {
         "core": lambda: fresh(lattice).nbest_paths(lm, p),
         "core, again": lambda: lattice.nbest_paths(lm, p),
@@ -83,12 +83,12 @@ def measure(lm: fst.NgramModel, lattice: fst.Lattice, p: int) -> dict[str, float
     return {name: 1e3 * min(timeit.repeat(work, number=1, repeat=REPEATS)) for name, work in systems.items()}
 
 
-def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every lattice and number of paths."""
     lm, rng, rows = fst.NgramModel.load(LM), np.random.default_rng(0), list[dict[str, Any]]()
     signature(ngrams=f"{sum(lm.num_ngrams):,}")
     for states, density in SIZES:
-        lattices = [random_lattice(rng, lm, states, density) for _ in range(given.count)]
+        lattices = [random_lattice(rng, lm, states, density) for _ in range(args.count)]
         for p in (16, 100):
             for number, lattice in enumerate(lattices):
                 about = {"states": states, "arcs": density, "p": p, "lattice": number}

@@ -107,8 +107,8 @@ def claim(directory: Path, arguments: argparse.Namespace, names: str) -> None:
     known = stored(directory / NOTE, lambda: settings)
     for name, value in settings.items():
         if known.get(name) != value:
-            found = f"holds results with {name} {known.get(name)}, asked for is {value}"
-            raise ValueError(f"{directory}: {found}; choose another directory")
+            problem = f"holds results with {name} {known.get(name)}, asked for is {value}"
+            raise ValueError(f"{directory}: {problem}; choose another directory")
 
 
 # ---------------------------------------------------------------- files
@@ -148,20 +148,20 @@ def recorded(
     """Rows of a CSV file: what ``measure`` makes of the parser's options, written first, or those of another run."""
     parser.add_argument("-o", "--output", type=Path, help="CSV file of what is measured")
     parser.add_argument("--table", type=Path, help="print the tables of such a file, and measure nothing")
-    given = parser.parse_args()
-    if given.table is None:
-        if given.output is None:
+    args = parser.parse_args()
+    if args.table is None:
+        if args.output is None:
             parser.error("expected -o, or --table")
-        write_csv(given.output, measure(given))
-    return read_csv(given.table or given.output)
+        write_csv(args.output, measure(args))
+    return read_csv(args.table or args.output)
 
 
 def by_kind(items: Iterable[Any], kind: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     """Items by their kind, in the order of each kind's first item."""
-    found = dict[Any, list[Any]]()
+    kinds = dict[Any, list[Any]]()
     for item in items:
-        found.setdefault(kind(item), []).append(item)
-    return found
+        kinds.setdefault(kind(item), []).append(item)
+    return kinds
 
 
 def grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
@@ -239,7 +239,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 def signature(**about: Any) -> dict[str, Any]:
     """What the numbers depend on: command, machine and versions; printed as one line."""
-    found = {
+    versions = {
         "command": shlex.join(["python", "-m", program(), *sys.argv[1:]]),
         "processor": processor(),
         **machine_settings(),
@@ -247,8 +247,8 @@ def signature(**about: Any) -> dict[str, Any]:
         "latticebpd": package.__version__,
         "python": platform.python_version(),
     }
-    print(" | ".join(f"{name} {value}" for name, value in found.items()), flush=True)
-    return found
+    print(" | ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
+    return versions
 
 
 # ---------------------------------------------------------------- programs

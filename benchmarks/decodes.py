@@ -55,7 +55,7 @@ def decode(
     """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
     base = model.base if isinstance(model, BlockwiseLM) else model
     pad, ends = base.config.pad_token_id, frozenset([base.config.eos_token_id])
-    found = Decoded()
+    decoded = Decoded()
     for part in (sources[first : first + rows] for first in range(0, len(sources), rows)):
         ids, mask = map(torch.from_numpy, padded(part, pad))
         started = clock()
@@ -70,12 +70,12 @@ def decode(
             sequences, committed = out.sequences, np.zeros((len(part), 2), int)
             for step in out.trace or ():
                 committed[step.row] += len(step.committed), 1
-            found.tokens += committed[:, 0].tolist()
-            found.calls += committed[:, 1].tolist()
-            found.verified += out.verified_tokens
-        found.seconds += [(clock() - started) / len(part)] * len(part)
-        found.rows += [until_end(row, ends) for row in sequences[:, 1:].tolist()]
-    return found
+            decoded.tokens += committed[:, 0].tolist()
+            decoded.calls += committed[:, 1].tolist()
+            decoded.verified += out.verified_tokens
+        decoded.seconds += [(clock() - started) / len(part)] * len(part)
+        decoded.rows += [until_end(row, ends) for row in sequences[:, 1:].tolist()]
+    return decoded
 
 
 def bleu_statistics(texts: Sequence[str], references: Sequence[str]) -> list[list[int]]:
@@ -103,9 +103,9 @@ COUNTED = ("tokens", "calls", *STATISTICS[:6])
 """Columns of `counts_row`: n-grams of a text follow from its length, and so are left out."""
 
 
-def counts_row(found: Decoded, texts: Sequence[str], references: Sequence[str]) -> dict[str, str]:
+def counts_row(decoded: Decoded, texts: Sequence[str], references: Sequence[str]) -> dict[str, str]:
     """What a system commits in how many calls, and what BLEU is made of: a cell has the numbers of all texts."""
-    numbers = found.tokens, found.calls, *zip(*bleu_statistics(texts, references), strict=True)
+    numbers = decoded.tokens, decoded.calls, *zip(*bleu_statistics(texts, references), strict=True)
     return {name: " ".join(map(str, each)) for name, each in zip(COUNTED, numbers, strict=False)}
 
 
@@ -135,10 +135,10 @@ class Decodes:
     ) -> Decoded:
         """ValueError where exact acceptance writes other texts than those ``wanted``."""
         path = self.folder / f"{slug(name)}.json"
-        found = Decoded(**stored(path, lambda: vars(decode(model, self.sources, (drafter, rule), self.max_new))))
-        if wanted is not None and isinstance(rule, Exact) and found.rows != wanted:
+        decoded = Decoded(**stored(path, lambda: vars(decode(model, self.sources, (drafter, rule), self.max_new))))
+        if wanted is not None and isinstance(rule, Exact) and decoded.rows != wanted:
             raise ValueError(f"{name}: expected generate()'s texts, got others")
-        return found
+        return decoded
 
 
 def in_turns(
@@ -151,11 +151,11 @@ def in_turns(
 
     systems: model and system by name.
     """
-    found: dict[str, list[Decoded]] = {name: [] for name in systems}
+    decodes: dict[str, list[Decoded]] = {name: [] for name in systems}
     for source in [*sources[:1], *sources]:
         for name, (model, system) in systems.items():
-            found[name].append(decode(model, [source], system, max_new, clock=clock))
-    return {name: runs[1:] for name, runs in found.items()}
+            decodes[name].append(decode(model, [source], system, max_new, clock=clock))
+    return {name: runs[1:] for name, runs in decodes.items()}
 
 
 def speed_rows(
@@ -217,14 +217,14 @@ def fewer_heads(heads: Any, num_heads: int) -> Any:
     return kept
 
 
-def most(found: Mapping[float, float]) -> float:
+def most(efficiencies: Mapping[float, float]) -> float:
     """The best weight; among equals the one nearest to 1."""
-    return max(found, key=lambda alpha: (found[alpha], -abs(math.log(alpha))))
+    return max(efficiencies, key=lambda alpha: (efficiencies[alpha], -abs(math.log(alpha))))
 
 
-def widened(found: Mapping[float, float]) -> tuple[float, ...]:
+def widened(efficiencies: Mapping[float, float]) -> tuple[float, ...]:
     """The weights tried, and one more beyond the best where that is the least or the largest."""
-    chosen, least, largest = most(found), min(found), max(found)
+    chosen, least, largest = most(efficiencies), min(efficiencies), max(efficiencies)
     if chosen == least > 1 / 64:
-        return (*found, least / 2)
-    return (*found, largest * 2) if chosen == largest < 64 else tuple(found)
+        return (*efficiencies, least / 2)
+    return (*efficiencies, largest * 2) if chosen == largest < 64 else tuple(efficiencies)

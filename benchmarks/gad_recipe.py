@@ -67,7 +67,7 @@ CHANGES = {
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
 OTHERS = ("from scratch", "Adam at 2e-3", "6 decoder layers")  # no part of all changes
 ADDED = [change for name, change in CHANGES.items() if name not in OTHERS]
-RUNS["all changes"] = {**PAPER, **{option: given for change in ADDED for option, given in change.items()}}
+RUNS["all changes"] = {**PAPER, **{option: value for change in ADDED for option, value in change.items()}}
 BLOCKS = (3, 5, 10, 25)
 RESULT = "measured.json"
 TABLE, BEAM, GREEDY, LOOSE = "gad-recipe.csv", "beam 5, generate()", "greedy, generate()", "GAD++"
@@ -122,8 +122,8 @@ def translate(arguments: argparse.Namespace, teacher: Path, text: Path, result: 
 
 def cut(text: Path, result: Path, lines: int) -> None:
     """The first lines of a file, as another."""
-    with replacing(result) as temporary, text.open("rb") as whole, temporary.open("wb") as part:
-        part.writelines(islice(whole, lines))
+    with replacing(result) as temporary, text.open("rb") as source, temporary.open("wb") as part:
+        part.writelines(islice(source, lines))
 
 
 def written(work: Path) -> tuple[object, ...]:
@@ -150,11 +150,11 @@ def read(
     return sources, [line[arguments.target] for line in lines]
 
 
-def check_exact(chosen: Mapping[str, System], found: Mapping[str, Decoded]) -> None:
+def check_exact(chosen: Mapping[str, System], decodes: Mapping[str, Decoded]) -> None:
     """ValueError where exact acceptance wrote another text than `generate()`."""
     for name, system in chosen.items():
-        if not isinstance(system, dict) and isinstance(system[1], Exact) and found[name].rows != found[GREEDY].rows:
-            different = sum(one != two for one, two in zip(found[name].rows, found[GREEDY].rows, strict=True))
+        if not isinstance(system, dict) and isinstance(system[1], Exact) and decodes[name].rows != decodes[GREEDY].rows:
+            different = sum(one != two for one, two in zip(decodes[name].rows, decodes[GREEDY].rows, strict=True))
             raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
 
 
@@ -177,12 +177,12 @@ def measured(arguments: argparse.Namespace, run: str) -> list[dict[str, Any]]:
 
     sizes = [size for size in BLOCKS if size <= drafter.block_size] or [drafter.block_size]
     chosen: dict[str, System] = {GREEDY: {}, **{str(k): gad(k, Exact()) for k in sizes}, BEAM: {"num_beams": 5}}
-    found = {name: decoded(system) for name, system in chosen.items()}
-    check_exact(chosen, found)
+    decodes = {name: decoded(system) for name, system in chosen.items()}
+    check_exact(chosen, decodes)
     taken = in_turns({name: (verifier, system) for name, system in chosen.items()}, sources[:timed], MAX_NEW, clock)
-    found[LOOSE] = decoded(gad(sizes[-1], GAD_PLUS))
+    decodes[LOOSE] = decoded(gad(sizes[-1], GAD_PLUS))
     rows: list[dict[str, Any]] = []
-    for name, each in found.items():
+    for name, each in decodes.items():
         lengths = [len(row) for row in each.rows]
         texts = [tokenizer.decode(row).strip() for row in each.rows]
         written = bleu_statistics(texts, references) if name in (GREEDY, BEAM, LOOSE) else repeat(())

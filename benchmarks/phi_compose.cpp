@@ -1,9 +1,9 @@
-// Rescoring as it is usually done, in C++: OpenFst composition with failure arcs (phi matcher) and its p shortest paths.
+// Rescoring as usual, in C++: OpenFst composition with failure arcs (phi matcher) and its p shortest paths.
 //
 //     g++ -O3 -std=c++17 phi_compose.cpp -lfst -ldl -o phi_compose && ./phi_compose lm.fst p repetitions < lattices
 //
-// Input: for every lattice "slots c", then c context tokens, then per slot "k" and k pairs of token and log-probability.
-// Output: for every lattice one line of microseconds, the least of all repetitions, and the scores.
+// Input: for every lattice "slots c", then c context tokens, then per slot "k" and k pairs of token and
+// log-probability. Output: for every lattice one line of microseconds, the least of all repetitions, and the scores.
 
 #include <fst/fstlib.h>
 
@@ -20,10 +20,11 @@ namespace {
 using fst::StdArc;
 using Lm = fst::ConstFst<StdArc>;
 using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::duration<double, std::micro>;
 
 constexpr int kPhi = 0x7FFFFFFE;  // OpenFst's matchers keep label 0 to themselves
 
-double microseconds(Clock::time_point begin) { return std::chrono::duration<double, std::micro>(Clock::now() - begin).count(); }
+double microseconds(Clock::time_point begin) { return Microseconds(Clock::now() - begin).count(); }
 
 struct Column {
     int label;
@@ -68,7 +69,8 @@ fst::StdVectorFst acceptor(const Lattice& lattice) {
     out.SetStart(state);
     const auto chain = [&](const std::vector<Column>& columns) {
         const int next = out.AddState();
-        for (const Column& column : columns) out.AddArc(state, StdArc(column.label, column.label, static_cast<float>(-column.log_prob), next));
+        for (const Column& column : columns)
+            out.AddArc(state, StdArc(column.label, column.label, static_cast<float>(-column.log_prob), next));
         state = next;
     };
     for (const int label : lattice.context) chain({{label, 0.0}});

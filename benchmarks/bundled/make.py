@@ -103,13 +103,13 @@ def passages(documents: Iterable[Document], tokenizer: Tokenizer, tokens: int) -
 
 def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Prompt], list[bundled.Prompt]]:
     """Passages of held-out documents: for tuning, and, from others, the demo's prompts, which may be shipped."""
-    found = list(passages(corpus_documents(data, held_out=True), tokenizer, SIZES["prompt_tokens"]))
-    shippable = [passage for passage in found if passage.licence]
+    texts = list(passages(corpus_documents(data, held_out=True), tokenizer, SIZES["prompt_tokens"]))
+    shippable = [passage for passage in texts if passage.licence]
     random.Random(1).shuffle(shippable)
     # Take turns among the sources, so that none dominates.
     prompts = in_turn(shippable, lambda passage: passage.source)[: SIZES["prompts"]]
     used = {prompt.id for prompt in prompts}
-    others = [passage for passage in found if passage.id not in used]
+    others = [passage for passage in texts if passage.id not in used]
     random.Random(2).shuffle(others)
     return others[: SIZES["tuning_prompts"]], prompts
 

@@ -52,23 +52,23 @@ def harness_task(name: str, questions: list[dict[str, Any]], limit: int, folder:
 class TimedModel(HFLM):  # type: ignore[misc]
     """Measures each batch's answers."""
 
-    def _model_generate(self, context: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
+    def _model_generate(self, context: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         wall, cpu = time.perf_counter(), time.process_time()
-        found: torch.Tensor = super()._model_generate(context, *args, **given)
+        tokens: torch.Tensor = super()._model_generate(context, *args, **options)
         wall, cpu = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
-        texts = self.tokenizer.batch_decode(found[:, context.shape[1] :], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(tokens[:, context.shape[1] :], skip_special_tokens=True)
         self.calls = [*getattr(self, "calls", []), {"wall_ms": wall, "cpu_ms": cpu, "texts": texts}]
-        return found
+        return tokens
 
 
-def measured(tasks: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(tasks: list[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each batch of each system, with the scores of all batches."""
     rows, stock = list[dict[str, Any]](), list[Any]()
     for name, (weights, system) in SYSTEMS.items():
         loaded = load("smollm2-135m", weights=weights)
-        model = TimedModel(loaded.base, tokenizer=loaded.tokenizer, batch_size=given.batch)
+        model = TimedModel(loaded.base, tokenizer=loaded.tokenizer, batch_size=args.batch)
         drafts = None if system is None else {"custom_generate": custom_generate(loaded.drafter(system or None))}
-        settings: dict[str, Any] = {"limit": given.count, "apply_chat_template": True, "bootstrap_iters": 0}
+        settings: dict[str, Any] = {"limit": args.count, "apply_chat_template": True, "bootstrap_iters": 0}
         manager = TaskManager(include_defaults=False)
         scores = lm_eval.simple_evaluate(model, tasks=tasks, gen_kwargs=drafts, task_manager=manager, **settings)
         values = {
@@ -91,13 +91,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    common.set_up(given.threads)
+    args = parser.parse_args()
+    common.set_up(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        questions = common.read_lines(given.questions)
-        tasks = [harness_task(name, questions, given.limit, Path(folder)) for name in TASKS]
-        common.write_csv(given.output, measured(tasks, given))
-    groups, printed = common.grouped(common.read_csv(given.output), "system"), list[list[str]]()
+        questions = common.read_lines(args.questions)
+        tasks = [harness_task(name, questions, args.limit, Path(folder)) for name in TASKS]
+        common.write_csv(args.output, measured(tasks, args))
+    groups, printed = common.grouped(common.read_csv(args.output), "system"), list[list[str]]()
     (base,) = common.columns(groups["transformers"], "wall_ms")
     for name, own in groups.items():
         wall, cpu = common.columns(own, "wall_ms", "cpu_ms")
@@ -108,7 +108,7 @@ def main() -> None:
         printed.append([name, seconds, f"{gain:.2f}× ({low:.2f}–{high:.2f})", *scores, f"{same} of {count}"])
     common.table("", ("system", "wall-clock (processor) s", "speed-up (95 %)", *TASKS, "same texts"), printed)
     print()
-    common.signature(count=given.count, limit=given.limit, batch=given.batch, lm_eval=lm_eval.__version__)
+    common.signature(count=args.count, limit=args.limit, batch=args.batch, lm_eval=lm_eval.__version__)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def systems() -> dict[str, System]:
         known |= {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
         known |= {f"latticebpd {n}": ("latticebpd", known[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
     if "openvino" in installed():
-        made = int8 / "openvino_model.xml"
-        stage(made, lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
+        model = int8 / "openvino_model.xml"
+        stage(model, lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
         known["OpenVINO int8"] = ("openvino", int8)
     known |= {f"latticebpd {kind}": (f"latticebpd {kind}", weights) for kind in ("int8", "float32")}
     return known | {"PyTorch float32": ("transformers", weights), "latticebpd Q4_1": ("latticebpd", weights)}

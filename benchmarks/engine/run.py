@@ -171,24 +171,24 @@ def main() -> None:
     models = [f"{shape},{kind}" for shape in SHAPES for kind in BLOCKS]
     parser.add_argument("--random", choices=models, help="passes over a model of random weights")
     parser.add_argument("--table", action="store_true", help="print the tables again")
-    given = parser.parse_args()
-    threads, known = [int(number) for number in given.threads.split(",")], {} if given.table else systems()
-    with tempfile.TemporaryDirectory(dir=given.output.resolve().parent) as scratch:
-        if given.random:
-            path, (shape, kind) = Path(scratch) / "random.gguf", given.random.split(",")
+    args = parser.parse_args()
+    threads, known = [int(number) for number in args.threads.split(",")], {} if args.table else systems()
+    with tempfile.TemporaryDirectory(dir=args.output.resolve().parent) as scratch:
+        if args.random:
+            path, (shape, kind) = Path(scratch) / "random.gguf", args.random.split(",")
             known = {f"{library} {kind}, {shape}": (library, path) for library in READ_RANDOM}
             random_model(SHAPES[shape], kind, path)
-        if not given.table:
-            names = given.systems.split(",") if given.systems else [*known]
+        if not args.table:
+            names = args.systems.split(",") if args.systems else [*known]
             if unknown := {*names} - {*known}:
                 raise ValueError(f"expected systems among {', '.join(known)}, got {', '.join(unknown)}")
             known = {name: known[name] for name in names}
-            rows = answers(known, threads, given.turns, given.questions) if given.questions else None
-            rows = perplexities(known, given.turns, given.text) if given.text else rows
-            common.write_csv(given.output, rows or passes(known, threads, given.turns))
-    tables(common.read_csv(given.output))
+            rows = answers(known, threads, args.turns, args.questions) if args.questions else None
+            rows = perplexities(known, args.turns, args.text) if args.text else rows
+            common.write_csv(args.output, rows or passes(known, threads, args.turns))
+    tables(common.read_csv(args.output))
     print()
-    common.signature(threads=given.threads, **versions())
+    common.signature(threads=args.threads, **versions())
 
 
 if __name__ == "__main__":

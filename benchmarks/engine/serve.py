@@ -49,8 +49,8 @@ class LlamaCpp:
 
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
         self.llama.reset()  # else the beginning of the last prompt is used again
-        found = islice(self.llama.generate(prompt, temp=0.0), limit)
-        return list(takewhile(lambda token: token not in ends, found))
+        tokens = islice(self.llama.generate(prompt, temp=0.0), limit)
+        return list(takewhile(lambda token: token not in ends, tokens))
 
 
 class OpenVino:
@@ -113,9 +113,9 @@ class Transformers:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     def forward(self, tokens: list[int], begin: int) -> Any:
-        found = self.model(self.tensor([tokens]), past_key_values=self.cache, use_cache=True)
-        self.cache = found.past_key_values
-        return found.logits[0]
+        output = self.model(self.tensor([tokens]), past_key_values=self.cache, use_cache=True)
+        self.cache = output.past_key_values
+        return output.logits[0]
 
     def rewind(self, begin: int) -> None:
         if not begin:
@@ -126,8 +126,8 @@ class Transformers:
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
         settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False, "eos_token_id": ends, **self.lookup}
         mask = self.tensor([[1] * len(prompt)])
-        found = self.model.generate(self.tensor([prompt]), attention_mask=mask, **settings)
-        return list(found[0, len(prompt) :].tolist())
+        tokens = self.model.generate(self.tensor([prompt]), attention_mask=mask, **settings)
+        return list(tokens[0, len(prompt) :].tolist())
 
 
 class CpuEngine:
@@ -213,20 +213,20 @@ def main() -> None:
         if not answers:
             library.rewind(request["begin"])
         wall, cpu = time.perf_counter(), time.process_time()
-        found = (library.answer if answers else library.forward)(**request)
+        result = (library.answer if answers else library.forward)(**request)
         wall, cpu = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
         if answers:
-            found = found[: next((i for i, token in enumerate(found) if token in request["ends"]), None)]
+            result = result[: next((i for i, token in enumerate(result) if token in request["ends"]), None)]
             more = {"pass_ms": sum(getattr(library, "passes", []))}
         else:
-            logits, found = np.asarray(found, np.float64), np.asarray(found).argmax(-1).tolist()
+            logits, result = np.asarray(result, np.float64), np.asarray(result).argmax(-1).tolist()
             largest, after = logits.max(-1), request["tokens"][1:]
             sums = np.log(np.exp(logits - largest[:, None]).sum(-1)) + largest
             likelihoods = logits[range(len(after)), after] - sums[: len(after)]
             more = {"nats": -float(likelihoods.mean())} if after else {}
         # `getrusage` would count what the parent held before it became this process.
         mib = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
-        reply = {"tokens": found, "wall_ms": wall, "cpu_ms": cpu, "mib": mib, **more}
+        reply = {"tokens": result, "wall_ms": wall, "cpu_ms": cpu, "mib": mib, **more}
         print(json.dumps(reply), file=replies, flush=True)
 
 

@@ -83,19 +83,19 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=32, help="questions of a round")
     parser.add_argument("--limit", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    every = read_questions(given.questions)
-    asked = [each.turns[0] for each in every[:: max(1, len(every) // given.count)][: given.count]]
-    clients = [int(number) for number in given.clients.split(",")]
-    write_csv(given.output, measured(dict(given.server), clients, asked, given.limit, given.rounds))
+    args = parser.parse_args()
+    every = read_questions(args.questions)
+    asked = [each.turns[0] for each in every[:: max(1, len(every) // args.count)][: args.count]]
+    clients = [int(number) for number in args.clients.split(",")]
+    write_csv(args.output, measured(dict(args.server), clients, asked, args.limit, args.rounds))
     printed = list[list[str]]()
-    for (name, count), own in grouped(read_csv(given.output), "server", "clients").items():
+    for (name, count), own in grouped(read_csv(args.output), "server", "clients").items():
         speed = median(float(row["tokens"]) / float(row["seconds"]) for row in own)
         first, same = median(float(row["first"]) for row in own), min(int(row["same"]) for row in own)
         printed.append([name, count, f"{speed:.1f}", f"{first:.2f}", f"{same} of {own[0]['answers']}"])
     table("", ("server", "clients", "tokens/s", "seconds to the first", "same texts"), printed)
     print()
-    signature(count=len(asked), limit=given.limit, rounds=given.rounds)
+    signature(count=len(asked), limit=args.limit, rounds=args.rounds)
 
 
 if __name__ == "__main__":

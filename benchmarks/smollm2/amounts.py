@@ -53,14 +53,14 @@ SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k 
 # ---------------------------------------------------------------- heads and n-gram models
 def parts(work: Path, data: Path) -> list[Path]:
     """Texts that amount to each number of them, one file after the other, with hidden states next to them."""
-    given = Texts.load(own_text(work, data, [work / "more.npz"])[0])
+    written = Texts.load(own_text(work, data, [work / "more.npz"])[0])
     draw, first, ends = np.random.default_rng(0), drafters.WRITTEN, [count for count, _ in AMOUNTS.values()]
-    order = [*draw.permutation(first).tolist(), *(first + draw.permutation(len(given) - first)).tolist()]
-    made = [work / "amounts" / f"texts-{end}.npz" for end in ends]
-    for path, (begin, end) in zip(made, pairwise((0, *ends)), strict=True):
-        stage(path, partial(given.chosen(order[begin:end]).save, path))
-    latticebpd("train hidden", work / "held-out.npz", *made, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    return made
+    order = [*draw.permutation(first).tolist(), *(first + draw.permutation(len(written) - first)).tolist()]
+    paths = [work / "amounts" / f"texts-{end}.npz" for end in ends]
+    for path, (begin, end) in zip(paths, pairwise((0, *ends)), strict=True):
+        stage(path, partial(written.chosen(order[begin:end]).save, path))
+    latticebpd("train hidden", work / "held-out.npz", *paths, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
+    return paths
 
 
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
@@ -85,8 +85,8 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
     earlier = drafters.release(work, drafters.FIRST)
     lm, own = map(fst.NgramModel.load, (earlier / "lm.fst", ngram_model(texts)))
     rescored = {one for one, _ in PAIRS}
-    made = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
-    made |= {
+    systems = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
+    systems |= {
         f"{system}{OWN}": each for system, each in drafters.strategies(fit, own, NODES).items() if system in rescored
     }
     rows, answers = list[dict[str, Any]](), [*trees.answers(asked)]
@@ -96,15 +96,15 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
             right = (lattices.tokens[:, slot - 1, :k] == wanted) & (wanted >= 0)
             counts = (name, number, system, int(right.sum()), int((wanted >= 0).sum()), k)
             rows.append(dict(zip(("drafter", *trees.COLUMNS), counts, strict=True)))
-    write_csv(output, [*drafters.replayed(name, answers, made), *rows])
+    write_csv(output, [*drafters.replayed(name, answers, systems), *rows])
 
 
-def measured(given: argparse.Namespace) -> list[dict[str, str]]:
-    texts, rows = parts(given.work, given.data), list[dict[str, str]]()
-    stage(given.work / drafters.QUESTIONS, partial(drafters.questions, given.work, given.data))
+def measured(args: argparse.Namespace) -> list[dict[str, str]]:
+    texts, rows = parts(args.work, args.data), list[dict[str, str]]()
+    stage(args.work / drafters.QUESTIONS, partial(drafters.questions, args.work, args.data))
     for name in (f"{amount}{kind}" for kind in ("", CONDITIONED) for amount in AMOUNTS):
-        file, own = given.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
-        rows += read_csv(stage(file, partial(replay, given.work, name, own, file)))
+        file, own = args.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
+        rows += read_csv(stage(file, partial(replay, args.work, name, own, file)))
     return rows
 
 
@@ -177,8 +177,8 @@ def main() -> None:
     table("conditioned heads", ("system", *head), system_lines(counts, (*SYSTEMS, *SLOTS), CONDITIONED))
     table("their gain over feed-forward ones", ("system", *head), kind_lines(counts, (*SYSTEMS, *SLOTS)))
     table("gains with them", ("pair", *head), gain_lines(counts, CONDITIONED))
-    given = parser.parse_args()
-    figure(counts).savefig((given.table or given.output).with_suffix(".png"), dpi=150)
+    args = parser.parse_args()
+    figure(counts).savefig((args.table or args.output).with_suffix(".png"), dpi=150)
 
 
 if __name__ == "__main__":

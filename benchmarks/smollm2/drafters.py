@@ -122,8 +122,8 @@ def train(work: Path, source: Path) -> None:
     """States, the block drafter after each number of updates, and what is taught to the last."""
     home = work / "blocks"
     data, held = home / "train.npz", home / "held-out.npz"
-    given = Texts.load(own_text(work, source, [work / "more.npz"])[0])
-    stage(data, lambda: given.chosen(np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()).save(data))
+    written = Texts.load(own_text(work, source, [work / "more.npz"])[0])
+    stage(data, lambda: written.chosen(np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()).save(data))
     stage(held, lambda: Texts.load(work / held.name).save(held))
     states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
     latticebpd("train hidden", data, held, states)
@@ -175,12 +175,12 @@ def lattices(work: Path, name: str) -> tuple[Path, Path]:
 
 def lattices_of(work: Path, name: str, *model: object) -> tuple[Path, Path]:
     """The same, of a model and drafter that options of `latticebpd lattices` say."""
-    made = tuple(work / "lattices" / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
+    directories = tuple(work / "lattices" / f"{slug(name)}-{part}" for part in ("held-out", "questions"))
     sizes = (*model, "--shard-size 10")
     held = f"--teacher-force --max-new-tokens 256 --context 1024 --limit {FITTED} -o"
-    latticebpd("lattices --prompts", work / "held-out.npz", *sizes, held, made[0])
-    latticebpd("lattices --prompts", work / QUESTIONS, *sizes, "--context 2048 -o", made[1])
-    return made[0], made[1]
+    latticebpd("lattices --prompts", work / "held-out.npz", *sizes, held, directories[0])
+    latticebpd("lattices --prompts", work / QUESTIONS, *sizes, "--context 2048 -o", directories[1])
+    return directories[0], directories[1]
 
 
 # ---------------------------------------------------------------- replays
@@ -209,17 +209,17 @@ def strategies(fit: Path, lm: fst.NgramModel, sizes: Sequence[int] = SIZES) -> d
     weight = {name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha for name in tuned}
     nats = np.mean(fitted["calibrated"].nats)
     common.err.print(f"{fit.name}: {nats:.3f} nats a token, weights {weight}", style="dim")
-    made: dict[str, Any] = {"walk": GreedyChain()}
+    systems: dict[str, Any] = {"walk": GreedyChain()}
     for paths in (1, 16):
-        made[f"{paths}-best"] = NBestPaths(plain, paths)
-        made[f"{paths}-best, 4-gram"] = NBestPaths(NgramScorer(lm, weight[f"{paths}-best"]), paths)
+        systems[f"{paths}-best"] = NBestPaths(plain, paths)
+        systems[f"{paths}-best, 4-gram"] = NBestPaths(NgramScorer(lm, weight[f"{paths}-best"]), paths)
     for size in sizes:
-        made[f"{size} beam"] = BeamTree(-(-size // SLOTS), size)
-        made[f"{size} paths"] = PathNodes(size)
-        made[f"{size} tree"] = BestTree(plain, size)
-        made[f"{size} tree, 4-gram"] = BestTree(NgramScorer(lm, weight[f"{size}-tree"]), size)
-        made |= {f"{size} {name}": BestTree(scorer, size) for name, scorer in scorers.items()}
-    return made
+        systems[f"{size} beam"] = BeamTree(-(-size // SLOTS), size)
+        systems[f"{size} paths"] = PathNodes(size)
+        systems[f"{size} tree"] = BestTree(plain, size)
+        systems[f"{size} tree, 4-gram"] = BestTree(NgramScorer(lm, weight[f"{size}-tree"]), size)
+        systems |= {f"{size} {name}": BestTree(scorer, size) for name, scorer in scorers.items()}
+    return systems
 
 
 def children_after(answer: trees.Answer, strategy: Any) -> np.ndarray:
@@ -250,22 +250,22 @@ def branches(replays: Path) -> Path:
 def replay(work: Path, name: str, output: Path) -> None:
     commit = RELEASES[name.removesuffix(OWN)] if name.endswith(OWN) else FIRST
     (fit, asked), lm = lattices(work, name), fst.NgramModel.load(release(work, commit) / "lm.fst")
-    made, texts = strategies(fit, lm), list(trees.answers(asked))
+    systems, texts = strategies(fit, lm), list(trees.answers(asked))
     rows = [
         dict(zip(BRANCHES, (name, number, place, *row), strict=True))
         for number, answer in enumerate(texts)
-        for place, row in zip(AFTER, children_after(answer, made["64 calibrated, no text"]).tolist(), strict=True)
+        for place, row in zip(AFTER, children_after(answer, systems["64 calibrated, no text"]).tolist(), strict=True)
     ]
     write_csv(branches(output), rows)
-    write_csv(output, replayed(name, texts, made))
+    write_csv(output, replayed(name, texts, systems))
 
 
-def replayed(name: str, texts: Sequence[trees.Answer], made: Mapping[str, Any]) -> list[dict[str, Any]]:
+def replayed(name: str, texts: Sequence[trees.Answer], strategies: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A drafter's replays by every strategy, and the oracle's."""
 
     def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
         source = SavedTopK(answer.lattices)
-        every = {system: LatticeDrafter(source, each) for system, each in made.items()}
+        every = {system: LatticeDrafter(source, each) for system, each in strategies.items()}
         return {**every, "oracle": HindsightDrafter(source, answer.tokens[answer.prompt_length :])}
 
     return trees.replayed("drafter", [(name, texts, systems)])
@@ -366,8 +366,8 @@ Counts = dict[tuple[str, str], np.ndarray]
 
 
 def counted(rows: Iterable[Mapping[str, str]]) -> Counts:
-    found = trees.counts_of(rows, "drafter", "system").items()
-    return {(name, system): np.array([*each.values()]) for (name, system), each in found}
+    counts = trees.counts_of(rows, "drafter", "system").items()
+    return {(name, system): np.array([*each.values()]) for (name, system), each in counts}
 
 
 def path_lines(counts: Counts, drafters: Sequence[str]) -> list[list[str]]:
@@ -448,31 +448,31 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="CSV file of the replays of all of them")
     parser.add_argument("--clock", action="store_true", help="measure times instead, into the CSV file")
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
-    given = parser.parse_args()
-    if given.table is not None:
-        show(given.table)
+    args = parser.parse_args()
+    if args.table is not None:
+        show(args.table)
         return
-    if None in (given.data, given.work) or (given.clock and given.output is None):
+    if None in (args.data, args.work) or (args.clock and args.output is None):
         parser.error("expected --data and --work, and -o with --clock; or --table")
-    train(given.work, given.data)
-    stage(given.work / QUESTIONS, partial(questions, given.work, given.data))
-    path = release(given.work, FIRST) / "lm.fst"
-    if given.clock:
-        searched = given.output.with_name("drafters.search.csv")
-        write_csv(given.output, clock(given.work, path), digits=1)
-        write_csv(searched, searches(given.work, path), digits=1)
-        table("", CLOCK_HEAD, clock_lines(read_csv(given.output)))
+    train(args.work, args.data)
+    stage(args.work / QUESTIONS, partial(questions, args.work, args.data))
+    path = release(args.work, FIRST) / "lm.fst"
+    if args.clock:
+        searched = args.output.with_name("drafters.search.csv")
+        write_csv(args.output, clock(args.work, path), digits=1)
+        write_csv(searched, searches(args.work, path), digits=1)
+        table("", CLOCK_HEAD, clock_lines(read_csv(args.output)))
         table("", ("drafter", *(f"µs, {kind}" for kind in SEARCH_KINDS)), search_lines(read_csv(searched)))
         return
-    if given.store:
-        save_block_drafter(load_block_drafter(drafter(given.work, "block"), torch.float16), HERE / "block")
-    names = given.drafters or (*LADDER, *LATTICES)
-    files = {name: given.work / "replays" / f"{slug(name)}.csv" for name in names}
-    parts = [stage(file, partial(replay, given.work, name, file)) for name, file in files.items()]
-    if given.output is not None:
-        for file, own in ((given.output, parts), (branches(given.output), map(branches, parts))):
+    if args.store:
+        save_block_drafter(load_block_drafter(drafter(args.work, "block"), torch.float16), HERE / "block")
+    names = args.drafters or (*LADDER, *LATTICES)
+    files = {name: args.work / "replays" / f"{slug(name)}.csv" for name in names}
+    parts = [stage(file, partial(replay, args.work, name, file)) for name, file in files.items()]
+    if args.output is not None:
+        for file, own in ((args.output, parts), (branches(args.output), map(branches, parts))):
             write_csv(file, [row for part in own for row in read_csv(part)])
-        show(given.output)
+        show(args.output)
 
 
 if __name__ == "__main__":

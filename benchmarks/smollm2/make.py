@@ -102,15 +102,15 @@ def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
 
 def conversations(work: Path, data: Path) -> Path:
     """What the model is asked, as `prompts.py` chooses it."""
-    made = work / "prompts.jsonl"
-    return stage(made, lambda: save_prompts(made, prompts(data, 6000, chat_template())))
+    path = work / "prompts.jsonl"
+    return stage(path, lambda: save_prompts(path, prompts(data, 6000, chat_template())))
 
 
 def people_corpus(work: Path, data: Path) -> Path:
     """People's text as the model's tokens."""
-    made, files = work / "people.npy", [data / name for name in PEOPLE]
+    path, files = work / "people.npy", [data / name for name in PEOPLE]
     tokenizer = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--end-of-text <|im_end|> -o")
-    return stage(made, lambda: latticebpd("train", "encode", *files, *tokenizer, made))
+    return stage(path, lambda: latticebpd("train", "encode", *files, *tokenizer, path))
 
 
 def own_text(work: Path, data: Path, further: Sequence[Path] = ()) -> tuple[Path, Path]:

@@ -52,13 +52,13 @@ FIRST_PARTS = range(2)
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Lists of the same name one after the other, and so the templates; the weights are the other's."""
-    made = dict(one)
+    both = dict(one)
     for name, value in other.items():
         if isinstance(value, dict):
-            made[name] = merged(one[name], value) if name == "templates" else value
+            both[name] = merged(one[name], value) if name == "templates" else value
         else:
-            made[name] = [*one.get(name, ()), *value]
-    return made
+            both[name] = [*one.get(name, ()), *value]
+    return both
 
 
 class MoreKinds(Kinds):
@@ -204,8 +204,8 @@ def save_more_prompts(data: Path, path: Path, count: int, asked: Path, chat: Cha
         refused += shared
         return not shared and len(chat.prompt_of(messages)) <= MAX_TOKENS
 
-    made = drawn(MoreKinds(random.Random(SEED), data, merged(TEMPLATES, MORE)), count, suits)
-    save_prompts(path, made)
+    records = drawn(MoreKinds(random.Random(SEED), data, merged(TEMPLATES, MORE)), count, suits)
+    save_prompts(path, records)
     print(f"{path}: {refused} refused for eight words of an evaluation text")
 
 
@@ -248,22 +248,22 @@ def main() -> None:
     parser.add_argument("--device", choices=[*WRITING], default="cpu", help="where answers are written")
     parser.add_argument("--store", action="store_true", help="store the answers so far, without their prompts")
     parser.add_argument("--join", action="store_true", help="prompts and stored answers, as texts to learn from")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    written_on = "written" if given.device == "cpu" else f"written-{given.device}"
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    written_on = "written" if args.device == "cpu" else f"written-{args.device}"
     names = ("more-prompts.jsonl", "unanswered.npy", "unanswered.npz", written_on)
-    made, numbers, asked, written = (given.work / name for name in names)
-    before = make.conversations(given.work, given.data)
-    stage(made, lambda: save_more_prompts(given.data, made, given.count, before, make.chat_template()))
-    prompts, digest = make.chat_prompts(made)
+    conversations, numbers, asked, written = (args.work / name for name in names)
+    before = make.conversations(args.work, args.data)
+    stage(conversations, lambda: save_more_prompts(args.data, conversations, args.count, before, make.chat_template()))
+    prompts, digest = make.chat_prompts(conversations)
     print(f"{len(prompts)} prompts, {digest}")
-    if given.store:
+    if args.store:
         store(written, numbers, STORED, prompts, digest)
-    if given.join:
-        make.load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
-    if not given.store and not given.join:
+    if args.join:
+        make.load_answers(STORED, prompts, digest)[1].save(args.work / "more.npz")
+    if not args.store and not args.join:
         stage(asked, lambda: save_unanswered(prompts, digest, STORED, asked, numbers))
-        latticebpd("distill", asked, f"--model {make.MODEL} --max-new-tokens 256 {WRITING[given.device]} -o", written)
+        latticebpd("distill", asked, f"--model {make.MODEL} --max-new-tokens 256 {WRITING[args.device]} -o", written)
 
 
 if __name__ == "__main__":

@@ -235,8 +235,8 @@ class Kinds:
             return self.choose(kind).format(q=subject)
         if kind in TITLED:
             return self.choose(kind).format(f'"{getattr(self, TITLED[kind])()}"')
-        made: str | None = getattr(self, kind)()
-        return made
+        prompt: str | None = getattr(self, kind)()
+        return prompt
 
     def messages(self, kind: str) -> list[dict[str, str]] | None:
         """A conversation of a kind, up to the answer."""
@@ -308,8 +308,8 @@ def prompts(data: Path, count: int, chat: ChatTemplate) -> list[dict[str, Any]]:
 
 def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool]) -> list[dict[str, Any]]:
     """``count`` different conversations that suit, in rounds of all kinds as often as their weights say."""
-    seen, made = set[str](), list[dict[str, Any]]()
-    while len(made) < count:
+    seen, records = set[str](), list[dict[str, Any]]()
+    while len(records) < count:
         order = [kind for kind, weight in kinds.templates["weights"].items() for _ in range(weight)]
         kinds.rng.shuffle(order)
         for kind in order:
@@ -320,11 +320,11 @@ def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool
                 text = words_of(messages)
                 if text not in seen and suits(messages):
                     seen.add(text)
-                    made.append({"id": len(made), "kind": kind, "messages": messages})
+                    records.append({"id": len(records), "kind": kind, "messages": messages})
                     break
-    return made[:count]
+    return records[:count]
 
 
-def save_prompts(path: Path, made: list[dict[str, Any]]) -> None:
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made))
-    print(f"{path}: {len(made)} prompts,", dict(Counter(record["kind"] for record in made)))
+def save_prompts(path: Path, records: list[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    print(f"{path}: {len(records)} prompts,", dict(Counter(record["kind"] for record in records)))

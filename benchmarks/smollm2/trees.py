@@ -200,7 +200,7 @@ def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
         def drafter(strategy: Any, of: SavedTopK = source) -> LatticeDrafter:
             return LatticeDrafter(of, strategy)
 
-        made: dict[str, Any] = {
+        named: dict[str, Any] = {
             "vanilla": drafter(Vanilla()),
             "1-best": drafter(NBestPaths(tuned["1-best"], 1)),
             "16-best:0-gram": drafter(NBestPaths(plain, 16)),
@@ -209,35 +209,35 @@ def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
         }
         for size in SIZES:
             tree, copies = BestTree(tuned[f"{size}-tree"], size), {"block_size": size, "num_nodes": size}
-            made[f"static {size}"] = drafter(statics[size])
-            made[f"{size}-tree:0-gram"] = drafter(BestTree(plain, size))
-            made[f"{size}-tree"] = drafter(tree)
-            made[f"{size}-tree, k = 16"] = drafter(tree, cut)
-            made[f"{size}-copies"] = PromptNgramDrafter(**copies)
-            made[f"copies+{size}-tree"] = MixtureDrafter(PromptNgramDrafter(**copies), drafter(tree), num_nodes=size)
-            made |= {f"{size} {name}": drafter(BestTree(scorer, size)) for name, scorer in scorers.items()}
-            made[f"{size} calibrated, heads' slots"] = drafter(BestTree(inside, size))
-            made[f"{size} calibrated, k = 16"] = drafter(BestTree(scorers[ALL], size), cut)
-        return made
+            named[f"static {size}"] = drafter(statics[size])
+            named[f"{size}-tree:0-gram"] = drafter(BestTree(plain, size))
+            named[f"{size}-tree"] = drafter(tree)
+            named[f"{size}-tree, k = 16"] = drafter(tree, cut)
+            named[f"{size}-copies"] = PromptNgramDrafter(**copies)
+            named[f"copies+{size}-tree"] = MixtureDrafter(PromptNgramDrafter(**copies), drafter(tree), num_nodes=size)
+            named |= {f"{size} {name}": drafter(BestTree(scorer, size)) for name, scorer in scorers.items()}
+            named[f"{size} calibrated, heads' slots"] = drafter(BestTree(inside, size))
+            named[f"{size} calibrated, k = 16"] = drafter(BestTree(scorers[ALL], size), cut)
+        return named
 
     return systems
 
 
 def best_constants(texts: Sequence[Answer], lm: Path, nodes: int = 16) -> dict[str, float]:
     """The constants of copies + tree that bring the most tokens per call: each in turn, until none is better."""
-    scorer, found = as_scorer(lm, system=f"{nodes}-tree"), dict[tuple[float, ...], float]()
+    scorer, efficiencies = as_scorer(lm, system=f"{nodes}-tree"), dict[tuple[float, ...], float]()
 
     def measured(values: Mapping[str, Any]) -> float:
-        if (key := tuple(values.values())) not in found:
+        if (key := tuple(values.values())) not in efficiencies:
             of_copies = {name: value for name, value in values.items() if name != "sure"}
             counts = np.zeros(3)
             for answer in texts:
                 copies = PromptNgramDrafter(block_size=nodes, num_nodes=nodes, **of_copies)
                 tree = LatticeDrafter(SavedTopK(answer.lattices), BestTree(scorer, nodes))
                 counts += walk(answer, MixtureDrafter(copies, tree, nodes, values["sure"]))
-            found[key] = counts[0] / counts[1]
-            err.print(f"{values}: {found[key]:.4f} tokens per call", style="dim")
-        return found[key]
+            efficiencies[key] = counts[0] / counts[1]
+            err.print(f"{values}: {efficiencies[key]:.4f} tokens per call", style="dim")
+        return efficiencies[key]
 
     best: dict[str, float] = {name: tried[0] for name, tried in CONSTANTS.items()}
     while True:
@@ -269,35 +269,35 @@ def main() -> None:
     parser.add_argument("--lm", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
     parser.add_argument("--constants", action="store_true", help="tune those of copies + tree, and replay nothing")
-    given = parser.parse_args()
-    if given.table is None:
-        if None in (given.fit, given.lm) or (given.output is None and not given.constants):
+    args = parser.parse_args()
+    if args.table is None:
+        if None in (args.fit, args.lm) or (args.output is None and not args.constants):
             parser.error("expected --fit, --lm and -o or --constants, or --table")
-        count = sum(1 for _ in texts_of([given.fit]))
-        examples = set(draw_examples([given.fit], count // 2, 0)[1])
-        if given.constants:
-            print(best_constants([*answers(given.fit, examples)], given.lm))
+        count = sum(1 for _ in texts_of([args.fit]))
+        examples = set(draw_examples([args.fit], count // 2, 0)[1])
+        if args.constants:
+            print(best_constants([*answers(args.fit, examples)], args.lm))
             return
-        systems = systems_of(given.fit, examples, given.lm)
-        walked = [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]
-        write_csv(given.output, replayed("texts", ((path.name, answers(path, kept), systems) for path, kept in walked)))
-    show(given.table or given.output)
+        systems = systems_of(args.fit, examples, args.lm)
+        walked = [(args.fit, set(range(count)) - examples), *((path, None) for path in args.walk)]
+        write_csv(args.output, replayed("texts", ((path.name, answers(path, kept), systems) for path, kept in walked)))
+    show(args.table or args.output)
 
 
 def counts_of(rows: Iterable[Mapping[str, str]], *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
     """``[(tokens, calls, verified)]`` by the columns ``keys``, and by text."""
-    found: dict[tuple[str, ...], dict[int, np.ndarray]] = {}
+    counts: dict[tuple[str, ...], dict[int, np.ndarray]] = {}
     for row in rows:
         walked = np.array([int(row[name]) for name in COLUMNS[2:]])
-        found.setdefault(tuple(row[key] for key in keys), {})[int(row["text"])] = walked
-    return found
+        counts.setdefault(tuple(row[key] for key in keys), {})[int(row["text"])] = walked
+    return counts
 
 
 def show(path: Path) -> None:
     """The tables of a CSV file."""
-    found = {key: np.array([*each.values()]) for key, each in counts_of(read_csv(path), "texts", "system").items()}
-    for data in dict.fromkeys(data for data, _ in found):
-        counts, rows = {name: each for (of, name), each in found.items() if of == data}, []
+    arrays = {key: np.array([*each.values()]) for key, each in counts_of(read_csv(path), "texts", "system").items()}
+    for data in dict.fromkeys(data for data, _ in arrays):
+        counts, rows = {name: each for (of, name), each in arrays.items() if of == data}, []
         for name, each in counts.items():
             size = next((part for part in name.replace("+", " ").replace("-", " ").split() if part.isdecimal()), "")
             tree = f"{size}-tree"

@@ -76,7 +76,7 @@ Row = dict[str, Any]
 # ---------------------------------------------------------------- texts and lattices
 def prompts(work: Path, data: Path) -> Path:
     """Prompts of all tasks, tuning texts before test texts, with continuations; sources and references as JSON."""
-    made = work / "prompts.npz"
+    path = work / "prompts.npz"
 
     def make() -> None:
         known = own_prompts(conversations(work, data))
@@ -91,20 +91,20 @@ def prompts(work: Path, data: Path) -> Path:
             rows += tuning + test
             texts = [{name: row[name] for name in ("source", "references")} for row in tuning + test]
             about[task.name] = {"refused": refused, "texts": texts}
-        write_json(made.with_suffix(".json"), about)
-        Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows]).save(made)
+        write_json(path.with_suffix(".json"), about)
+        Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows]).save(path)
 
-    return stage(made, make)
+    return stage(path, make)
 
 
 def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
     """The lattices of the model's greedy text after the prompts, with whole contexts; a shard for each task."""
-    made, asked, each = work / "lattices", prompts(work, data), TUNING + TEST
-    if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
+    folder, asked, each = work / "lattices", prompts(work, data), TUNING + TEST
+    if not all(lattice_directory(folder).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
         sizes = f"-k {WIDEST} --context {CONTEXT} --max-prompt-tokens {CONTEXT} --max-new-tokens {NEW_TOKENS}"
         shards = f"--model {MODEL} --weights torch --no-bigram {sizes} --shard-size {each} --batch-size {each} -o"
-        latticebpd("lattices", "--prompts", asked, shards, made)
-    return made
+        latticebpd("lattices", "--prompts", asked, shards, folder)
+    return folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +120,9 @@ class Part:
     cut: Path
 
 
-def parts(work: Path, task: str, found: Path) -> tuple[Part, Part]:
+def parts(work: Path, task: str, shards: Path) -> tuple[Part, Part]:
     """Tuning and test texts."""
-    number, size, directory = list(TASKS).index(task), TUNING + TEST, lattice_directory(found)
+    number, size, directory = list(TASKS).index(task), TUNING + TEST, lattice_directory(shards)
     every, written = LatticeSet.load(directory.file(number)), Texts.load(directory.file(number, "texts"))
     asked = Texts.load(work / "prompts.npz").prompts()
     index = {tuple(asked[number * size + row].tolist()): row for row in range(size)}
@@ -131,7 +131,7 @@ def parts(work: Path, task: str, found: Path) -> tuple[Part, Part]:
     every = replace(every, sequence=numbers[numbers_of(every)])
 
     def part(name: str, own: range) -> Part:
-        lattices, path = every.take(np.isin(numbers_of(every), own)), work / "cut" / f"{found.name}-{task}-{name}.npz"
+        lattices, path = every.take(np.isin(numbers_of(every), own)), work / "cut" / f"{shards.name}-{task}-{name}.npz"
         stage(path, lambda: narrowed(lattices, K).save(path))
         return Part([text for text, row in zip(texts, numbers, strict=True) if row in own], lattices, path)
 
@@ -151,16 +151,16 @@ def tokenizer() -> Any:
 # ---------------------------------------------------------------- n-gram models
 def general_corpus(work: Path, data: Path) -> Path:
     """Every fourth document of human text (`smollm2/make.py`), without those of tuning and test passages."""
-    made, people = work / "general.npy", people_corpus(work, data)
+    path, people = work / "general.npy", people_corpus(work, data)
 
     def make() -> None:
         ids = np.load(people)
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
         others = [held(row) not in HELD for name in PEOPLE if "books" not in name for row in read_lines(data / name)]
         free = [True] * (len(documents) - len(others)) + others  # the books come first
-        np.save(made, np.concatenate([each for each, is_free in zip(documents, free, strict=True) if is_free][::EVERY]))
+        np.save(path, np.concatenate([each for each, is_free in zip(documents, free, strict=True) if is_free][::EVERY]))
 
-    return stage(made, make)
+    return stage(path, make)
 
 
 def own_corpus(work: Path) -> Path:
@@ -182,49 +182,49 @@ def domain_corpus(work: Path, data: Path, task: Task) -> Path:
         texts = list(task.domain(data))
         ends = np.cumsum([len(text) for text in texts])
         rows = tokenizer()(texts[: 1 + int(np.searchsorted(ends, LETTERS))], add_special_tokens=False)["input_ids"]
-        np.save(made, np.concatenate([[*row, END] for row in rows]).astype(np.uint16))
+        np.save(path, np.concatenate([[*row, END] for row in rows]).astype(np.uint16))
 
-    made = work / "domains" / f"{task.name}.npy"
-    return stage(made, make)
+    path = work / "domains" / f"{task.name}.npy"
+    return stage(path, make)
 
 
 def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
     """Katz, as `latticebpd lm train` estimates it; by default the paper's minimum counts: trigrams 2, 4-grams 4."""
-    made = work / "lm" / f"{corpus.stem}-{order}.fst"
+    path = work / "lm" / f"{corpus.stem}-{order}.fst"
     vocabulary = tokenizer().get_vocab()
     known = {"vocab_size": len(vocabulary), "fingerprint": vocabulary_fingerprint(vocabulary)}
     recipe = Recipe(order=order, end_of_text=END, **known, **options)
     counting = CountingOptions("sort", 3 << 30, 1)
-    return stage(made, lambda: build(Inputs([corpus]), None, recipe, counting, made, made.with_suffix(".work")))
+    return stage(path, lambda: build(Inputs([corpus]), None, recipe, counting, path, path.with_suffix(".work")))
 
 
 def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     """General and in-domain n-gram models of each order, and a 4-gram of the model's text: g4, d2, own4."""
-    found, few = {}, (1, 1, 1, 2)
+    models, few = {}, (1, 1, 1, 2)
     for order in (2, 3, 4):
-        found[f"g{order}"] = ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
-        found[f"d{order}"] = ngram_model(work, domain_corpus(work, data, task), order, min_counts=few)
-    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few, max_ngrams=GENERAL_NGRAMS)}
+        models[f"g{order}"] = ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
+        models[f"d{order}"] = ngram_model(work, domain_corpus(work, data, task), order, min_counts=few)
+    return models | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few, max_ngrams=GENERAL_NGRAMS)}
 
 
 def neural_rescorer(work: Path, data: Path, task: Task, name: str) -> Path:
     """A small neural rescorer of the n-gram models' text; that of a task goes on from the general one (appendix D)."""
     corpora = {"general": general_corpus(work, data), "own": own_corpus(work)}
     corpus = corpora[name] if name in corpora else domain_corpus(work, data, task)
-    made, updates = work / "rescorers" / corpus.stem, NEURAL_UPDATES[name]
+    directory, updates = work / "rescorers" / corpus.stem, NEURAL_UPDATES[name]
 
     def make() -> None:
-        learnt, held_out = made.with_suffix(".npy"), made.with_suffix(".held-out.npy")
+        learnt, held_out = directory.with_suffix(".npy"), directory.with_suffix(".held-out.npy")
         text = np.load(corpus)
         for path, part in zip((learnt, held_out), np.split(text, [len(text) * 49 // 50]), strict=True):
             np.save(path, part)
         start = "--preset tiny" if name in corpora else f"--model {neural_rescorer(work, data, task, 'general')}"
         about = ("--validation", held_out, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", start)
         steps = f"--steps {updates} --batch-size 8 --warmup-steps 20 --validation-every {updates}"
-        latticebpd("train rescorer", learnt, *about, steps, "-o", made)
+        latticebpd("train rescorer", learnt, *about, steps, "-o", directory)
 
-    stage(made / "rescorer.json", make)
-    return made
+    stage(directory / "rescorer.json", make)
+    return directory
 
 
 # ---------------------------------------------------------------- systems
@@ -261,22 +261,22 @@ def tuned_models(
     alphas: Sequence[float] = ALPHAS,
 ) -> dict[str, Tuned]:
     """Every language model with the weight of each of its systems, that of the fewest calls on the tuning texts."""
-    found, examples = {}, len(draw_examples(paths, 10_000, 0)[1])
+    tuned, examples = {}, len(draw_examples(paths, 10_000, 0)[1])
     for name, systems in rescored.items():
         records_ = tuple(tune(paths, models[name], system, alphas, examples)[0] for system in systems)
-        found[name] = Tuned(as_scorer(models[name]), records_)
-    return found
+        tuned[name] = Tuned(as_scorer(models[name]), records_)
+    return tuned
 
 
 def calibrations(work: Path, paths: Sequence[Path], models: Mapping[str, Path]) -> dict[str, CalibratedScorer]:
     """One calibration for all tasks, with and without the text so far."""
-    found = {}
+    scorers = {}
     for name, suffix in (("g4", "all"), ("own4", "text"), ("own4", "all")):
         lm, features = fst.NgramModel.load(models[name]), VARIANTS[ALL] if suffix == "all" else VARIANTS["+ its orders"]
         path = work / f"calibration-{name}-{suffix}-{len(paths)}.json"
         stage(path, lambda: calibrate(paths, lm, 10_000, POSITIONS, 0, features)[0].save(path))  # noqa: B023
-        found[f"{name}-{suffix}"] = CalibratedScorer(NgramScorer(lm), Calibration.load(path))
-    return found
+        scorers[f"{name}-{suffix}"] = CalibratedScorer(NgramScorer(lm), Calibration.load(path))
+    return scorers
 
 
 def by_text(lattices: LatticeSet) -> Iterator[tuple[int, LatticeSet]]:
@@ -292,16 +292,16 @@ def compared(
     calls, verified, drafts = list[Row](), list[Row](), list[Row]()
     ends = ("win_repair", "win_regress", "tie_repair", "tie_regress", "loss_repair", "loss_regress")
     for number, lattices in by_text(cut_test):
-        found = compare([lattices], systems, models)
-        about = {"task": task, "text": number, "tokens": int(found.walked[0, 0])}
-        calls.append(about | dict(zip(found.systems, found.walked[:, 1].tolist(), strict=True)))
-        verified.append(about | dict(zip(found.systems, found.nodes.tolist(), strict=True)))
-        for i, system in enumerate(found.systems):
+        result = compare([lattices], systems, models)
+        about = {"task": task, "text": number, "tokens": int(result.walked[0, 0])}
+        calls.append(about | dict(zip(result.systems, result.walked[:, 1].tolist(), strict=True)))
+        verified.append(about | dict(zip(result.systems, result.nodes.tolist(), strict=True)))
+        for i, system in enumerate(result.systems):
             if system in LOOKED_AT:
                 row = {"task": task, "text": number, "system": system}
-                row |= dict(zip(("wins", "ties", "losses"), found.outcomes[i].tolist(), strict=True))
-                row |= dict(zip(ends, found.mended[i].ravel().tolist(), strict=True))
-                drafts.append(row | dict(zip(("equal", "neighbours", "run"), found.repeats[i].tolist(), strict=True)))
+                row |= dict(zip(("wins", "ties", "losses"), result.outcomes[i].tolist(), strict=True))
+                row |= dict(zip(ends, result.mended[i].ravel().tolist(), strict=True))
+                drafts.append(row | dict(zip(("equal", "neighbours", "run"), result.repeats[i].tolist(), strict=True)))
     return calls, verified, drafts
 
 
@@ -324,8 +324,8 @@ def line_breaks(task: str, cut_test: LatticeSet, scorer: Any) -> list[Row]:
 def oracles(task: str, test: LatticeSet) -> list[Row]:
     rows = []
     for number, lattices in by_text(test):
-        found = tally([lattices], KS, HEADS)
-        for k, walked in zip(KS, found.walked, strict=True):
+        counts = tally([lattices], KS, HEADS)
+        for k, walked in zip(KS, counts.walked, strict=True):
             heads = dict(zip((f"h{heads}" for heads in HEADS), walked[:, 1].tolist(), strict=True))
             rows.append({"task": task, "text": number, "tokens": int(walked[0, 0]), "k": k, **heads})
     return rows
@@ -335,13 +335,13 @@ def entropies(task: str, test: LatticeSet) -> tuple[list[Row], list[Row]]:
     """Mean entropy of each head over the calls of every text, nats; histograms over all of them."""
     rows = []
     for number, lattices in by_text(test):
-        found = head_entropy([lattices])
-        calls = round(len(lattices) / found.text_efficiency[0])
-        means = {f"h{head}": f"{mean:.5f}" for head, mean in zip(found.heads, found.text_means[0], strict=True)}
+        measured = head_entropy([lattices])
+        calls = round(len(lattices) / measured.text_efficiency[0])
+        means = {f"h{head}": f"{mean:.5f}" for head, mean in zip(measured.heads, measured.text_means[0], strict=True)}
         rows.append({"task": task, "text": number, "calls": calls, **means})
-    found = head_entropy([test])
+    measured = head_entropy([test])
     bins = []
-    for head, counts in zip(found.heads, found.histogram, strict=True):
+    for head, counts in zip(measured.heads, measured.histogram, strict=True):
         for number, count in enumerate(counts.tolist()):
             if count:
                 bins.append({"task": task, "head": head, "from": round(number * BIN, 2), "calls": count})
@@ -362,9 +362,9 @@ def coverage(task: str, test: Part, heads: BlockwiseLM) -> list[Row]:
         row = {"task": task, "text": number, "tokens": len(lattices)}
         row["outside"] = int((~np.isin(following, shortlist)).sum())
         row["foreseen"] = int((narrowed(lattices, 1).tokens[:, 0, 0] == following).sum())
-        found = head_entropy([replace(lattices, entropy=nats)])
-        calls = round(len(lattices) / found.text_efficiency[0])
-        rows.append(row | {"calls": calls, "h1": f"{found.text_means[0, 0]:.5f}"})
+        measured = head_entropy([replace(lattices, entropy=nats)])
+        calls = round(len(lattices) / measured.text_efficiency[0])
+        rows.append(row | {"calls": calls, "h1": f"{measured.text_means[0, 0]:.5f}"})
     return rows
 
 
@@ -379,16 +379,16 @@ def qualities(work: Path, task: Task, test: Part, base: Any) -> list[Row]:
         answer = [token for token in written.get(tuple(text[:length]), []) if token != END]
         row: Row = {"task": task.name, "text": number, "source": about[number]["source"], "prompt": length}
         row["written"] = len(answer)
-        said, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
+        answers, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
         if task.kind == "continue":
             count = len(text) - length
             nats = math.log(perplexity(base, [(text, length)])) * count
             row |= {"measure": "nats", "value": f"{nats:.3f}", "of": count, "f1": ""}
         elif task.kind == "answer":
-            exact, share = exact_match(said, references), f1(said, references)
+            exact, share = exact_match(answers, references), f1(answers, references)
             row |= {"measure": "exact match", "value": exact, "of": 1, "f1": f"{share:.2f}"}
         else:
-            row |= {"measure": "ROUGE-L", "value": f"{rouge_l(said, references):.2f}", "of": 1, "f1": ""}
+            row |= {"measure": "ROUGE-L", "value": f"{rouge_l(answers, references):.2f}", "of": 1, "f1": ""}
         rows.append(row)
     return rows
 
@@ -407,15 +407,15 @@ def ngram_rows(task: str, models: Mapping[str, fst.NgramModel], test: Part) -> l
     texts = np.concatenate([np.array(text[max(0, length - 3) :][: NEW_TOKENS + 3]) for text, length in test.texts])
     rows = []
     for name, lm in models.items():
-        found = f"{ngram_perplexity(lm, texts).perplexity:.1f}"
-        rows.append({"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": found})
+        value = f"{ngram_perplexity(lm, texts).perplexity:.1f}"
+        rows.append({"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": value})
     return rows
 
 
 # ---------------------------------------------------------------- everything
-def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, list[Row]]:
+def count_task(work: Path, data: Path, task: Task, shards: Path) -> dict[str, list[Row]]:
     """All counts of a task but those of calibrated trees."""
-    tuning, test = parts(work, task.name, found)
+    tuning, test = parts(work, task.name, shards)
     models = {name: fst.NgramModel.load(path) for name, path in language_models(work, data, task).items()}
     tuned = tuned_models([tuning.cut], models)
     counted = compared(task.name, LatticeSet.load(test.cut), tuned)
@@ -433,16 +433,16 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
     }
 
 
-def count_calibrated(work: Path, data: Path, task: Task, found: Path, tasks: Sequence[str]) -> dict[str, list[Row]]:
+def count_calibrated(work: Path, data: Path, task: Task, shards: Path, tasks: Sequence[str]) -> dict[str, list[Row]]:
     """Calls and verified tokens of calibrated trees, which are fitted to the tuning texts of all tasks."""
-    fitted = calibrations(work, [parts(work, each, found)[0].cut for each in tasks], language_models(work, data, task))
-    calls, verified, _ = compared(task.name, LatticeSet.load(parts(work, task.name, found)[1].cut), fitted, CALIBRATED)
+    fitted = calibrations(work, [parts(work, each, shards)[0].cut for each in tasks], language_models(work, data, task))
+    calls, verified, _ = compared(task.name, LatticeSet.load(parts(work, task.name, shards)[1].cut), fitted, CALIBRATED)
     return {"calls": calls, "verified": verified}
 
 
-def count_rescorer(work: Path, data: Path, task: Task, name: str, found: Path) -> dict[str, list[Row]]:
+def count_rescorer(work: Path, data: Path, task: Task, name: str, shards: Path) -> dict[str, list[Row]]:
     """Calls of a neural rescorer's systems at its own weights, its size, its perplexity of the model's text."""
-    tuning, test = parts(work, task.name, found)
+    tuning, test = parts(work, task.name, shards)
     rescorer = neural_rescorer(work, data, task, name)
     scorer = NeuralRescorer.from_pretrained(rescorer)
     tuned = tuned_models([tuning.cut], {name: scorer}, {name: ("1-best",)}, NEURAL_ALPHAS)
@@ -468,32 +468,32 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
 
 def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path, neural: bool) -> None:
     """The counts of all tasks, each from its file where that exists, into the files of the results."""
-    found = lattices(work, data, tasks)
+    shards = lattices(work, data, tasks)
 
-    def counted(name: str, suffix: str, count: Callable[..., dict[str, list[Row]]], *given: Any) -> Any:
+    def counted(name: str, suffix: str, count: Callable[..., dict[str, list[Row]]], *args: Any) -> Any:
         path = work / "counts" / f"{name}{suffix}.json"
-        return stored(path, lambda: count(work, data, TASKS[name], *given))
+        return stored(path, lambda: count(work, data, TASKS[name], *args))
 
-    rows = {name: counted(name, "", count_task, found) for name in tasks}
+    rows = {name: counted(name, "", count_task, shards) for name in tasks}
     gather(rows.values(), results)
     for name in tasks:
-        calibrated = counted(name, f"-calibrated-{len(tasks)}", count_calibrated, found, tasks)
+        calibrated = counted(name, f"-calibrated-{len(tasks)}", count_calibrated, shards, tasks)
         for kind, further in calibrated.items():
             rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
     if neural:
         pairs = product(NEURAL_UPDATES, tasks)
-        gather((counted(name, f"-rescorer-{which}", count_rescorer, which, found) for which, name in pairs), results)
+        gather((counted(name, f"-rescorer-{which}", count_rescorer, which, shards) for which, name in pairs), results)
 
 
 def folders(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options of a program that measures in a folder, or without one makes the tables of existing counts."""
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
-    given = parser.parse_args()
-    if (given.data is None) != (given.work is None):
+    args = parser.parse_args()
+    if (args.data is None) != (args.work is None):
         parser.error("expected --data and --work, or neither for the tables of existing counts")
-    return given
+    return args
 
 
 def main() -> None:
@@ -502,13 +502,13 @@ def main() -> None:
     parser.add_argument("--neural", action="store_true", help="train and measure neural rescorers")
     parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
-    given = folders(parser)
-    every = given.work is None or len(given.tasks) == len(TASKS)
-    results = given.results or (RESULTS if every else given.work / "results")
-    if given.work is not None:
-        given.work.mkdir(parents=True, exist_ok=True)
-        count_all(given.work, given.data, given.tasks, results, given.neural)
-    kim_tables.show(results, given.tables, given.tasks)
+    args = folders(parser)
+    every = args.work is None or len(args.tasks) == len(TASKS)
+    results = args.results or (RESULTS if every else args.work / "results")
+    if args.work is not None:
+        args.work.mkdir(parents=True, exist_ok=True)
+        count_all(args.work, args.data, args.tasks, results, args.neural)
+    kim_tables.show(results, args.tables, args.tasks)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def save_prompts(work: Path, data: Path, task: Task, folder: Path) -> None:
 
 def examples(work: Path, data: Path, task: Task) -> Path:
     """A folder of a task's texts: ``train`` and ``held-out`` to learn from, ``tuning`` and ``test`` as prompts."""
-    made = work / "texts" / task.name
+    path = work / "texts" / task.name
 
     def make() -> None:
         chat = ChatTemplate(kim.tokenizer(), None)
@@ -97,44 +97,44 @@ def examples(work: Path, data: Path, task: Task) -> Path:
             every = Texts.of_corpus(np.fromiter(tokens, int), WINDOW)
         learnt = len(every) * 24 // 25
         held_out = every.chosen(range(learnt, len(every)))
-        save_prompts(work, data, task, made)
+        save_prompts(work, data, task, path)
         if task.name in LEARNT:
-            held_out.prompts().chosen(range(ASKED)).save(made / "tuning.npz")
-        held_out.save(made / "held-out.npz")
-        every.chosen(range(learnt)).save(made / "train.npz")
+            held_out.prompts().chosen(range(ASKED)).save(path / "tuning.npz")
+        held_out.save(path / "held-out.npz")
+        every.chosen(range(learnt)).save(path / "train.npz")
 
-    stage(made / "train.npz", make)
-    return made
+    stage(path / "train.npz", make)
+    return path
 
 
 def first_heads(work: Path, heads: int) -> Path:
     """The model and the first of the package's heads."""
-    made = work / f"{heads}-heads"
+    path = work / f"{heads}-heads"
 
     def make() -> None:
-        whole = load_blockwise(MODEL)
-        kept = fewer_heads(whole.heads, heads)
-        BlockwiseLM(whole.base, kept, whole.tokenizer_fingerprint).save_pretrained(made)
+        package = load_blockwise(MODEL)
+        kept = fewer_heads(package.heads, heads)
+        BlockwiseLM(package.base, kept, package.tokenizer_fingerprint).save_pretrained(path)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copyfile(Path(resolved(MODEL)) / name, made / name)
+            shutil.copyfile(Path(resolved(MODEL)) / name, path / name)
 
-    stage(made / "heads.json", make)
-    return made
+    stage(path / "heads.json", make)
+    return path
 
 
 def fine_tuned(work: Path, data: Path, heads: int, task: Task) -> Path:
     """The model and so many heads after they have learnt a task together."""
-    made, texts = work / f"{heads}-heads-{task.name}", examples(work, data, task)
+    directory, texts = work / f"{heads}-heads-{task.name}", examples(work, data, task)
     weights = f"--head-weights {','.join([WEIGHT] * (heads - 1))}"
     about = ("--validation", texts / "held-out.npz", "--model", first_heads(work, heads), JOINT, weights, UPDATES)
-    stage(made / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about, "-o", made))
-    return made
+    stage(directory / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about, "-o", directory))
+    return directory
 
 
 def own_text(work: Path, data: Path, task: Task) -> Path:
     """A folder of what the frozen model writes after prompts that share no eight words in a row with a measured one."""
-    made = work / "own" / task.name
-    asked, written = made / "asked.npz", made / "written"
+    directory = work / "own" / task.name
+    asked, written = directory / "asked.npz", directory / "written"
 
     def ask() -> None:
         path, sources = kim_tasks.DOCUMENTS.get(task.name, ("", ("",)))
@@ -147,25 +147,25 @@ def own_text(work: Path, data: Path, task: Task) -> Path:
     def write() -> None:
         latticebpd("distill", stage(asked, ask), WRITING, written)
         every = load_distilled(written)
-        every.chosen(range(HELD_OUT)).save(made / "held-out.npz")
-        every.chosen(range(HELD_OUT, len(every))).save(made / "train.npz")
-        save_prompts(work, data, task, made)
+        every.chosen(range(HELD_OUT)).save(directory / "held-out.npz")
+        every.chosen(range(HELD_OUT, len(every))).save(directory / "train.npz")
+        save_prompts(work, data, task, directory)
 
-    stage(made / "train.npz", write)
-    return made
+    stage(directory / "train.npz", write)
+    return directory
 
 
 def own_heads(work: Path, data: Path, task: Task) -> Path:
     """The frozen model and the package's heads after these have learnt a task."""
     texts, model = own_text(work, data, task), first_heads(work, HEADS[-1])
-    learnt, held_out, made = texts / "train.npz", texts / "held-out.npz", texts / "heads"
+    learnt, held_out, directory = texts / "train.npz", texts / "held-out.npz", texts / "heads"
 
     def make() -> None:
         latticebpd("train hidden", learnt, held_out, "--model", model, STATES)
-        latticebpd("train heads", learnt, "--validation", held_out, "--model", model, LEARNING, "-o", made)
+        latticebpd("train heads", learnt, "--validation", held_out, "--model", model, LEARNING, "-o", directory)
 
-    stage(made / "heads.json", make)
-    return made
+    stage(directory / "heads.json", make)
+    return directory
 
 
 def ngram_models(work: Path, data: Path, task: Task) -> dict[str, fst.NgramModel]:
@@ -279,15 +279,15 @@ def show(folder: Path) -> None:
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of counts and figure")
-    given = kim.folders(parser)
-    if given.work is not None:
+    args = kim.folders(parser)
+    if args.work is not None:
         parts = []
         for heads, name in (*product(HEADS, NAMES), *product([OWN], OWN_NAMES)):
-            count = partial(counts_of, given.work, given.data, heads, kim_tasks.TASKS[name])
-            parts.append(stored(given.work / "counts" / f"{heads}-{name}.json", count))
+            count = partial(counts_of, args.work, args.data, heads, kim_tasks.TASKS[name])
+            parts.append(stored(args.work / "counts" / f"{heads}-{name}.json", count))
         for name, kind in (("kim-recipe", "texts"), ("kim-recipe-models", "models")):
-            write_csv(given.results / f"{name}.csv", [row for part in parts for row in part[kind]], digits=6)
-    show(given.results)
+            write_csv(args.results / f"{name}.csv", [row for part in parts for row in part[kind]], digits=6)
+    show(args.results)
 
 
 if __name__ == "__main__":

@@ -111,12 +111,12 @@ def quality(counts: Counts, task: str) -> str:
     """Perplexity of passages' own continuations, exact match and F1 of answers, ROUGE-L of summaries."""
     own = [row for row in counts.rows("quality") if row["task"] == task]
     value, of = (counts.column(name, task, own) for name in ("value", "of"))
-    measure, found = own[0]["measure"], pooled(value, of)
+    measure, mean = own[0]["measure"], pooled(value, of)
     if measure == "nats":
-        return "perplexity " + valued((math.exp(found[0]), math.exp(found[1]), math.exp(found[2])), 1)
+        return "perplexity " + valued((math.exp(mean[0]), math.exp(mean[1]), math.exp(mean[2])), 1)
     if measure == "ROUGE-L":
-        return f"ROUGE-L {valued(found, 1)}"
-    return f"exact {found[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
+        return f"ROUGE-L {valued(mean, 1)}"
+    return f"exact {mean[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
 
 
 def table_1(counts: Counts) -> str:
@@ -209,12 +209,12 @@ def table_7(counts: Counts) -> str:
     sizes = {(row["task"], row["lm"]): row for row in counts.rows("ngrams")}
 
     def cells(task: str) -> list[str]:
-        found = []
+        row = []
         for pair in pairs:
             efficiencies = ", ".join(f"{counts.efficiency(task, system)[0]:.2f}" for system in pair)
-            found.append(f"{efficiencies}: {gained(counts.gain(task, pair[1], pair[0]))}")
+            row.append(f"{efficiencies}: {gained(counts.gain(task, pair[1], pair[0]))}")
         values = [] if task == "all" else [float(sizes[task, lm]["perplexity"]) for lm in ("g4", "d4", "own4")]
-        return [*found, " / ".join(f"{each:.0f}" for each in values)]
+        return [*row, " / ".join(f"{each:.0f}" for each in values)]
 
     head = ("2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own")
     return counts.table(head, cells)
@@ -269,8 +269,8 @@ def costs(counts: Counts, system: str) -> tuple[float, float, float]:
 
 def table_11(counts: Counts) -> str:
     """What a token costs, against greedy decoding's one call and one computed token."""
-    found = {title: costs(counts, system) for title, system in COSTED.items() if system in counts.calls[0]}
-    lines = [[title, *(f"{each:.2f}" for each in values)] for title, values in [("greedy", (1, 1, 1)), *found.items()]]
+    cells = {title: costs(counts, system) for title, system in COSTED.items() if system in counts.calls[0]}
+    lines = [[title, *(f"{each:.2f}" for each in values)] for title, values in [("greedy", (1, 1, 1)), *cells.items()]]
     return markdown(["", "tokens per call", "weights read per token", "tokens computed per token"], lines)
 
 
@@ -330,10 +330,10 @@ def correlation(pairs: Iterable[tuple[Any, Any]]) -> str:
 def table_entropy(counts: Counts) -> str:
     """Figure 3 in numbers."""
     means, efficiencies = entropies(counts)
-    found = {task: (means[0, n], efficiencies[0, n]) for n, task in enumerate(counts.tasks)}
+    points = {task: (means[0, n], efficiencies[0, n]) for n, task in enumerate(counts.tasks)}
 
     def cells(task: str) -> list[str]:
-        own, efficiency = found[task]
+        own, efficiency = points[task]
         return [*(f"{each:.2f}" for each in own), f"{h_max(own)[0]}", f"{efficiency:.2f}"]
 
     head = ["head 1", *map(str, range(2, 10)), "h_max", "block efficiency"]
@@ -377,10 +377,10 @@ def panels(tasks: Sequence[str], across: str, upwards: str) -> tuple[Figure, dic
     axes = figure.subplots(3, 3, sharex=True).ravel()
     for unused in axes[len(tasks) :]:
         unused.set_visible(False)
-    found = dict(zip(tasks, axes, strict=False))
-    for task, each in found.items():
+    by_task = dict(zip(tasks, axes, strict=False))
+    for task, each in by_task.items():
         each.set_title(TITLES[task], fontsize=9)
-    return figure, found
+    return figure, by_task
 
 
 def band(axes: Any, at: Sequence[int], values: Iterable[Interval], label: str, number: int) -> None:
@@ -460,8 +460,8 @@ FIGURES = by_name("", (figure_3, figure_6, figure_7))
 def refreshed(page: str, counts: Counts) -> str:
     """A page with the tables of these counts between its marks, ``<!-- kim NAME -->`` and ``<!-- end -->``."""
 
-    def table(found: re.Match[str]) -> str:
-        return f"{found[1]}\n\n{TABLES[found[2]](counts)}\n\n<!-- end -->" if counts.suffice(found[2]) else found[0]
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{TABLES[match[2]](counts)}\n\n<!-- end -->" if counts.suffice(match[2]) else match[0]
 
     return re.sub(r"(<!-- kim ([a-z0-9-]+) -->).*?<!-- end -->", table, page, flags=re.DOTALL)
 
@@ -469,15 +469,15 @@ def refreshed(page: str, counts: Counts) -> str:
 def show(folder: Path, names: Sequence[str] | None = None, tasks: Sequence[str] = tuple(TASKS)) -> None:
     """Print tables and draw figures. By default all that there are counts for; of all tasks they are then also put into
     the pages next to the folder, of some tasks only tables are printed. ValueError for an unknown table."""
-    known, whole = [*TABLES, *FIGURES], len(tasks) == len(TASKS)
+    known, complete = [*TABLES, *FIGURES], len(tasks) == len(TASKS)
     if unknown := sorted(set(names or ()) - set(known)):
         raise ValueError(f"expected tables among {', '.join(known)}, got {', '.join(unknown)}")
     counts = Counts(folder, tasks)
-    for name in names or filter(counts.suffice, known if whole else TABLES):
+    for name in names or filter(counts.suffice, known if complete else TABLES):
         if name in TABLES:
             print(f"\n{name}\n\n{TABLES[name](counts)}")
         else:
             FIGURES[name](counts).savefig(folder / f"kim-{name}.png", dpi=100)
-    for page in (folder.parent / name for name in PAGES if names is None and whole):
+    for page in (folder.parent / name for name in PAGES if names is None and complete):
         if page.exists():
             page.write_text(refreshed(page.read_text(encoding="utf-8"), counts), encoding="utf-8")

@@ -222,10 +222,10 @@ def chosen(
 
     What a passage is continued with is in its tokens and its reference alike; a question's tokens are its prompt.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     refused = 0
     for item in items:
-        if len(found) == count:
+        if len(records) == count:
             break
         if (shingles(item.prompt) - INSTRUCTIONS.get(task.kind, set())) & known:
             refused += 1
@@ -241,5 +241,5 @@ def chosen(
             if len(tokens) > most_prompt:
                 continue
         about = {"references": item.references, "source": item.source}
-        found.append({"tokens": tokens, "prompt_tokens": prompt_tokens, **about})
-    return found, refused
+        records.append({"tokens": tokens, "prompt_tokens": prompt_tokens, **about})
+    return records, refused

@@ -84,11 +84,11 @@ class Study:
 
     def data(self, setting: str) -> list[Texts]:
         """Text to learn, and held-out text: the teacher's own, or human translations of the same sources."""
-        given = self.arguments
+        args = self.arguments
         if BASES[setting] is taught:
             return [load_texts(self.work / name, 0) for name in ("written", "written-val")]
-        files = (given.train, given.written), (given.validation, None)
-        pairs = (islice(read_pairs([path], given.source, given.target), limit) for path, limit in files)
+        files = (args.train, args.written), (args.validation, None)
+        pairs = (islice(read_pairs([path], args.source, args.target), limit) for path, limit in files)
         return [encode_pairs(each, self.tokenizer) for each in pairs]
 
     def heads(self, setting: str, k: int) -> Path:
@@ -100,19 +100,19 @@ class Study:
 
         rate, updates: of a fine-tuned base model, where they are not those of the table.
         """
-        frozen, given, directory = setting not in STARTS, self.arguments, self.heads(setting, k)
-        if not frozen and (rate, updates or given.tuning_updates) != (BASE_RATE, given.tuning_updates):
-            directory = directory.with_name(f"{directory.name}-{rate:g}-{updates or given.tuning_updates}")
+        frozen, args, directory = setting not in STARTS, self.arguments, self.heads(setting, k)
+        if not frozen and (rate, updates or args.tuning_updates) != (BASE_RATE, args.tuning_updates):
+            directory = directory.with_name(f"{directory.name}-{rate:g}-{updates or args.tuning_updates}")
 
         def make() -> None:
-            base = load_translator(BASES[setting](given))
+            base = load_translator(BASES[setting](args))
             start = None if frozen else self.model(STARTS[setting], k).heads
             torch.manual_seed(0)
             if start is None:
-                heads, steps = new_heads(base, "feed-forward", max(given.k), given.width), given.head_updates
+                heads, steps = new_heads(base, "feed-forward", max(args.k), args.width), args.head_updates
                 chosen: dict[str, Any] = {"learning_rate": 2e-3}
             else:
-                heads, steps = decodes.fewer_heads(start, k), updates or given.tuning_updates
+                heads, steps = decodes.fewer_heads(start, k), updates or args.tuning_updates
                 chosen = {"fine_tune": True, "base_learning_rate": rate, "objective": OBJECTIVES[setting]}
             save_tokenizer(self.tokenizer, directory)
             chosen |= {"warmup_steps": 20, "validation_every": steps, "serving_prompts": 0}
@@ -148,32 +148,32 @@ class Study:
         path = self.work / "decodes" / f"generate-{common.slug(name)}.json"
         return common.stored(path, lambda: decodes.decode(model, self.sources, {}, MAX_NEW).rows)
 
-    def row(self, setting: str, k: int, rule: str, found: decodes.Decoded) -> dict[str, Any]:
-        texts = [self.tokenizer.decode(row).strip() for row in found.rows]
-        return {"setting": setting, "k": k, "rule": rule} | decodes.counts_row(found, texts, self.references)
+    def row(self, setting: str, k: int, rule: str, decoded: decodes.Decoded) -> dict[str, Any]:
+        texts = [self.tokenizer.decode(row).strip() for row in decoded.rows]
+        return {"setting": setting, "k": k, "rule": rule} | decodes.counts_row(decoded, texts, self.references)
 
 
 def measure(study: Study) -> None:
     """Every setting, block size and rule; the CSV file grows by a setting at a time."""
-    given, rows = study.arguments, []
+    args, rows = study.arguments, []
     for setting in BASES:
         frozen = setting not in STARTS
         if frozen:
-            base = load_translator(BASES[setting](given)).eval()
+            base = load_translator(BASES[setting](args)).eval()
             rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", base, NoDrafter, Exact())))
-        for k in given.k if frozen else given.tuned_k:
+        for k in args.k if frozen else args.tuned_k:
             model = study.model(setting, k)
             wanted = study.greedy(setting if frozen else f"{setting}-{k}", model.base)
             for rule, acceptance in RULES.items():
                 if (rule != "exact" and frozen) or (rule.startswith("at least") and k < int(rule[-1])):
                     continue
                 drafter = partial(VanillaDrafter, model, k - 1)
-                found = study.decoded(f"{setting}-{k}-{rule}", model, drafter, acceptance, wanted)
-                rows.append(study.row(setting, k, rule, found))
+                decoded = study.decoded(f"{setting}-{k}-{rule}", model, drafter, acceptance, wanted)
+                rows.append(study.row(setting, k, rule, decoded))
         if BASES[setting] is taught:
             rows += trees(study, setting, wanted)
-        common.write_csv(given.results / TABLE, rows)
-    common.write_csv(given.results / SPEED, speeds(study))
+        common.write_csv(args.results / TABLE, rows)
+    common.write_csv(args.results / SPEED, speeds(study))
 
 
 def sweep(study: Study) -> None:
@@ -183,8 +183,8 @@ def sweep(study: Study) -> None:
         model = study.model("both", k, rate, updates) if updates else study.model(STARTS["both"], k)
         name = f"sweep-{rate:g}-{updates}"
         wanted = study.greedy(name, model.base)
-        found = study.decoded(name, model, partial(VanillaDrafter, model, k - 1), Exact(), wanted)
-        rows.append({"rate": f"{rate:g}", "updates": updates} | study.row("both", k, "exact", found))
+        decoded = study.decoded(name, model, partial(VanillaDrafter, model, k - 1), Exact(), wanted)
+        rows.append({"rate": f"{rate:g}", "updates": updates} | study.row("both", k, "exact", decoded))
         common.write_csv(study.arguments.results / SWEEP, rows)
 
 
@@ -210,14 +210,14 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
     calibrated = calibrated_scorer(study.calibrated(setting, k))
 
     def tuned(nodes: int) -> dict[str, Any]:
-        found, alphas = dict[float, float](), ALPHAS
-        while new := [alpha for alpha in alphas if alpha not in found]:
+        efficiencies, alphas = dict[float, float](), ALPHAS
+        while new := [alpha for alpha in alphas if alpha not in efficiencies]:
             for alpha in new:
                 system = partial(TreeDrafter, model, lm, nodes, alpha), Exact()
                 run = decodes.decode(model, study.held_out, system, MAX_NEW)
-                found[alpha] = sum(run.tokens) / sum(run.calls)
-            alphas = decodes.widened(found)
-        return {"alpha": decodes.most(found), "tokens a call": found}
+                efficiencies[alpha] = sum(run.tokens) / sum(run.calls)
+            alphas = decodes.widened(efficiencies)
+        return {"alpha": decodes.most(efficiencies), "tokens a call": efficiencies}
 
     for nodes in NODES:
         note = study.work / "decodes" / f"alpha-{common.slug(setting)}-{nodes}.json"
@@ -228,20 +228,20 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
             "calibrated": partial(drafter_named, f"{nodes}-calibrated", HeadLattices(model), calibrated),
         }
         for name, drafter in drafters.items():
-            found = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact(), wanted)
-            rows.append(study.row(setting, k, f"{nodes}-node tree, {name}", found))
+            decoded = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact(), wanted)
+            rows.append(study.row(setting, k, f"{nodes}-node tree, {name}", decoded))
     return rows
 
 
 def speeds(study: Study) -> list[dict[str, Any]]:
     """CPU time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
-    path, given = study.work / "decodes" / "speeds.json", study.arguments
-    systems: dict[str, Any] = {"greedy": (load_translator(taught(given)).eval(), (NoDrafter, Exact()))}
-    for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
+    path, args = study.work / "decodes" / "speeds.json", study.arguments
+    systems: dict[str, Any] = {"greedy": (load_translator(taught(args)).eval(), (NoDrafter, Exact()))}
+    for setting, sizes in (("distilled", args.k), ("both", args.tuned_k), (OURS, args.tuned_k)):
         for k in sizes:
             model = study.model(setting, k)
             systems[f"{setting}, k = {k}"] = model, (partial(VanillaDrafter, model, k - 1), Exact())
-    return decodes.speed_rows(path, systems, study.sources[: given.timed], MAX_NEW)
+    return decodes.speed_rows(path, systems, study.sources[: args.timed], MAX_NEW)
 
 
 def draw(results: Path) -> None:
@@ -251,8 +251,8 @@ def draw(results: Path) -> None:
     columns = [each for each in product(SETTINGS, RULES) if any((each[0], k, each[1]) in cell for k in sizes)]
     lines = []
     for k in sizes:
-        found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
-        cells = [f"{row['BLEU']:.2f} / {row['accepted']:.2f}" if row is not None else "" for row in found]
+        rows = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
+        cells = [f"{row['BLEU']:.2f} / {row['accepted']:.2f}" if row is not None else "" for row in rows]
         lines.append([k, *cells])
     common.table("BLEU / mean accepted block size", ["k", *map(", ".join, columns)], lines)
     shown = {key: row for key, row in cell.items() if "tree" in key[2] or key[2] in ("exact", "greedy")}
@@ -269,13 +269,13 @@ def figure(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes: Sequ
     drawn = Figure((7.4, 3.8), layout="constrained")
     accepted, bleu = drawn.subplots(1, 2)
     for number, setting in enumerate(SETTINGS):
-        found = {k: cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell}
-        if found:
-            values = (common.interval_of(row, "accepted") for row in found.values())
-            decodes.draw_band(accepted, [*found], values, setting, number)
+        points = {k: cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell}
+        if points:
+            values = (common.interval_of(row, "accepted") for row in points.values())
+            decodes.draw_band(accepted, [*points], values, setting, number)
             theirs = {k: pair[1] for k, pair in PAPER.get(setting, {}).items()}
             accepted.plot([*theirs], [*theirs.values()], ":", color=SERIES[number].light, linewidth=1.1)
-            bleu.plot([*found], [row["BLEU"] for row in found.values()], label=setting, **decodes.style_of(number))
+            bleu.plot([*points], [row["BLEU"] for row in points.values()], label=setting, **decodes.style_of(number))
     accepted.set(title="dotted: the paper's", ylabel="mean accepted block size")
     bleu.set(title="BLEU")
     for axes in (accepted, bleu):

@@ -75,24 +75,24 @@ def parts(images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def whole(images: np.ndarray, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Decoded rows as images; ValueError where one is none."""
-    found = np.array([row if len(row) == PIXELS else [PAD] * PIXELS for row in rows])
-    if found.shape != (len(images), PIXELS) or found.max() > BRIGHTEST:
+    complete = np.array([row if len(row) == PIXELS else [PAD] * PIXELS for row in rows])
+    if complete.shape != (len(images), PIXELS) or complete.max() > BRIGHTEST:
         raise ValueError(f"expected {len(images)} images of {PIXELS} intensities, got others; train for longer")
-    return found.reshape(images.shape)
+    return complete.reshape(images.shape)
 
 
-def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **given: Any) -> BlockwiseLM:
+def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **options: Any) -> BlockwiseLM:
     """Heads on the frozen base model; or on one that they fine-tune, starting as the frozen one's."""
-    directory, texts, steps = work / name, [texts_of(part) for part in images[:2]], given["steps"]
+    directory, texts, steps = work / name, [texts_of(part) for part in images[:2]], options["steps"]
 
     def make() -> None:
         torch.manual_seed(0)
         base = load_translator(work / "base")
-        if "fine_tune" in given:
+        if "fine_tune" in options:
             heads = decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k)
         else:
             heads = new_heads(base, "feed-forward", k)
-        chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=steps, serving_prompts=0, **given)
+        chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=steps, serving_prompts=0, **options)
         train_heads(BlockwiseLM(base, heads), *texts, directory, chosen)
 
     common.stage(directory / "heads.json", make)
@@ -140,8 +140,8 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
             model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
             wanted, drafter = own if kind == "frozen" else greedy(model.base), partial(VanillaDrafter, model, k - 1)
             for rule, acceptance in RULES.items():
-                found = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance, wanted)
-                add(kind, k, rule, whole(test, found.rows), found)
+                decoded_images = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance, wanted)
+                add(kind, k, rule, whole(test, decoded_images.rows), decoded_images)
                 if kind == "fine-tuned" and rule != "distance 1":
                     systems[f"fine-tuned, {rule}, k = {k}"] = model, (drafter, acceptance)
     common.write_csv(settings.results / TABLE, rows)
@@ -153,14 +153,14 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
 def measures(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], dict[str, float]]:
     """Of every base model, k and rule: mean accepted block size, mean absolute error in intensities, peak
     signal-to-noise ratio in dB, with intervals over images."""
-    found = {}
+    cells = {}
     for key, own in common.grouped(rows, *COLUMNS[:3]).items():
         tokens, calls, absolute, squared = common.columns(own, *COLUMNS[4:])
         error, square = (common.pooled(each, np.full(len(each), PIXELS)) for each in (absolute, squared))
         low, decibels, high = sorted(10 * np.log10(BRIGHTEST**2 / np.array(square)))
-        found[key] = common.with_ends("accepted", decodes.accepted_size(tokens, calls)) | common.with_ends("MAE", error)
-        found[key] |= common.with_ends("PSNR", (decibels, low, high))
-    return found
+        cells[key] = common.with_ends("accepted", decodes.accepted_size(tokens, calls)) | common.with_ends("MAE", error)
+        cells[key] |= common.with_ends("PSNR", (decibels, low, high))
+    return cells
 
 
 def draw(results: Path) -> None:
@@ -185,8 +185,8 @@ def block_sizes(cell: Mapping[tuple[str, int, str], Mapping[str, float]], sizes:
     figure = Figure((9, 3.6), layout="constrained")
     ours, theirs = figure.subplots(1, 2, sharey=True)
     for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
-        found = [common.interval_of(cell[base, k, rule], "accepted") for k in sizes]
-        decodes.draw_band(ours, sizes, found, f"{base}, {rule}", number)
+        intervals = [common.interval_of(cell[base, k, rule], "accepted") for k in sizes]
+        decodes.draw_band(ours, sizes, intervals, f"{base}, {rule}", number)
     names = [f"{base}, {rule}" for base in BASES for rule in ("exact", "distance 2 of 256")]
     for number, (name, series) in enumerate(zip(names, (0, 2, 3, 5), strict=True)):
         theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **decodes.style_of(series))

@@ -82,10 +82,10 @@ def drafted(model: Any, drafter: Callable[[], Any], rule: Any = EXACT) -> System
     return system
 
 
-def passes_of(found: Any) -> BatchRun:
+def passes_of(decoded: Any) -> BatchRun:
     """`decodes.decode`'s result, with passes for calls: a prefill commits one token."""
-    counts = zip(found.rows, found.tokens, found.calls, strict=True)
-    return BatchRun(found.rows, [calls + len(row) - tokens for row, tokens, calls in counts])
+    counts = zip(decoded.rows, decoded.tokens, decoded.calls, strict=True)
+    return BatchRun(decoded.rows, [calls + len(row) - tokens for row, tokens, calls in counts])
 
 
 def bleu(study: Study, rows: list[list[int]], references: list[str]) -> common.Interval:
@@ -117,7 +117,7 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
         return make
 
     alpha, sizes = {"alpha": ALPHAS}, {"b": JACOBI_BLOCKS}
-    found = {
+    systems = {
         GREEDY: Entry(STOCK, lambda: stock(base, MAX_NEW)),
         "beam 5": Entry(STOCK, lambda: stock(base, MAX_NEW, 5), exact=False),
         "prompt lookup": Entry(
@@ -136,41 +136,41 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
     }
     for name, model in drafters.items():
         masks = {"masks": tuple(size for size in BLOCKS if size <= model.block_size) or (model.block_size,)}
-        found[f"GAD, {name}"] = Entry(XIA, by_masks("vanilla", model), masks)
-        found[f"GAD++, {name}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
+        systems[f"GAD, {name}"] = Entry(XIA, by_masks("vanilla", model), masks)
+        systems[f"GAD++, {name}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
     for nodes in NODES:  # trees over the last drafter's lattices
-        found[f"{nodes}-node tree, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree:0-gram", model, 16), masks)
-        found[f"{nodes}-node tree, 4-gram, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree", model, 16), alpha | masks)
-    return found
+        systems[f"{nodes}-node tree, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree:0-gram", model, 16), masks)
+        systems[f"{nodes}-node tree, 4-gram, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree", model, 16), alpha | masks)
+    return systems
 
 
 def tuned(study: Study, entry: Entry, greedy: System, fill: int) -> dict[str, Any]:
     """Settings of a system, and the tokens a pass of all that were tried, on validation sources."""
     chosen, tried = {option: values[-1] for option, values in entry.grid.items()}, dict[str, dict[str, float]]()
     for option, values in entry.grid.items():
-        found, gain = dict[Any, float](), dict[Any, float]()
-        while new := [value for value in values if value not in found]:
+        efficiencies, gain = dict[Any, float](), dict[Any, float]()
+        while new := [value for value in values if value not in efficiencies]:
             systems = {GREEDY: greedy} | {str(value): entry.make(**chosen | {option: value}) for value in new}
             measured = compare(systems, study.held_out, fill, pad_left=False, batch_size=entry.rows, warm_ups=0)
             runs = {value: measured[str(value)] for value in new}
-            found |= {value: sum(map(len, run.tokens)) / sum(run.passes) for value, run in runs.items()}
+            efficiencies |= {value: sum(map(len, run.tokens)) / sum(run.passes) for value, run in runs.items()}
             if option == "alpha":
-                values = widened(found)
+                values = widened(efficiencies)
             if option == "bar":
                 wanted, *others = (bleu(study, each.tokens, study.held_out_references)[0] for each in measured.values())
                 gain = {value: score - wanted for value, score in zip(new, others, strict=True)}
-        chosen[option] = best(option, found, gain)
-        tried[option] = {str(value): each for value, each in found.items()}
+        chosen[option] = best(option, efficiencies, gain)
+        tried[option] = {str(value): each for value, each in efficiencies.items()}
     return {"chosen": chosen, "tokens a pass": tried}
 
 
-def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> Any:
+def best(option: str, efficiencies: Mapping[Any, float], gain: Mapping[Any, float]) -> Any:
     """The value to take.  gain: of BLEU over greedy decoding's."""
     if option == "alpha":
-        return most(found)
+        return most(efficiencies)
     if option == "bar":
-        return max((bar for bar in found if gain[bar] >= 0), key=lambda bar: found[bar], default=BARS[0])
-    return fewest(found)
+        return max((bar for bar in efficiencies if gain[bar] >= 0), key=lambda bar: efficiencies[bar], default=BARS[0])
+    return fewest(efficiencies)
 
 
 def spelled(chosen: Mapping[str, Any]) -> str:
@@ -188,12 +188,12 @@ def spelled(chosen: Mapping[str, Any]) -> str:
 
 def measure(study: Study) -> None:
     """Make what is missing, tune, let all systems translate in turns, and write the CSV files."""
-    given, own = study.arguments, study.work / "together"
-    heads, verifier = study.model("distilled", max(given.k)), taught(given)
-    drafters = {name: NonAutoregressiveModel.from_pretrained(run_of(given, name, verifier)) for name in given.runs}
+    args, own = study.arguments, study.work / "together"
+    heads, verifier = study.model("distilled", max(args.k)), taught(args)
+    drafters = {name: NonAutoregressiveModel.from_pretrained(run_of(args, name, verifier)) for name in args.runs}
     for drafter in drafters.values():
         check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
-    chosen = entries(study, heads, drafters, study.calibrated("distilled", max(given.k)))
+    chosen = entries(study, heads, drafters, study.calibrated("distilled", max(args.k)))
     base, greedy = BaseModel.of(heads.base), chosen[GREEDY].make()
     fill, settings = GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
@@ -202,28 +202,28 @@ def measure(study: Study) -> None:
     systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
     results = Results(own / "decodes.csv", [*systems], "test")
     lenient = [name for name, entry in chosen.items() if not entry.exact]
-    found = in_turns(base, systems, study.sources, results, lenient, time.process_time)
-    hindsight = HindsightDrafter(HeadLattices(heads), found[GREEDY].tokens)  # by numbers of rows: all are one batch
+    runs = in_turns(base, systems, study.sources, results, lenient, time.process_time)
+    hindsight = HindsightDrafter(HeadLattices(heads), runs[GREEDY].tokens)  # by numbers of rows: all are one batch
     oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(study.sources)))
-    if oracle.tokens != found[GREEDY].tokens:
+    if oracle.tokens != runs[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
-    counts = counted(found | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
-    common.write_csv(given.results / COUNTS, counts, digits=1)
-    quality = {name: bleu(study, found[name].tokens, study.references) for name in (GREEDY, *lenient)}
+    counts = counted(runs | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
+    common.write_csv(args.results / COUNTS, counts, digits=1)
+    quality = {name: bleu(study, runs[name].tokens, study.references) for name in (GREEDY, *lenient)}
     rows: list[dict[str, Any]] = []
     for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
         row = {"of": entry.of, "system": name, "setting": spelled(settings.get(name, {})), "exact": int(entry.exact)}
         rows.append(row | common.with_ends("BLEU", quality[GREEDY if entry.exact else name]))
-    common.write_csv(given.results / QUALITY, rows)
+    common.write_csv(args.results / QUALITY, rows)
 
 
-def counted(found: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
+def counted(runs: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
     """Tokens, passes and milliseconds, a line a sentence each, a column a system."""
     rows = list[dict[str, Any]]()
-    for text in range(len(found[GREEDY].tokens)):
-        tokens = {name: len(each.tokens[text]) for name, each in found.items()}
-        passes = {name: each.passes[text] for name, each in found.items()}
-        ms = {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()}
+    for text in range(len(runs[GREEDY].tokens)):
+        tokens = {name: len(each.tokens[text]) for name, each in runs.items()}
+        passes = {name: each.passes[text] for name, each in runs.items()}
+        ms = {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in runs.items()}
         cells: dict[str, dict[str, Any]] = {"tokens": tokens, "passes": passes, "ms": ms}
         rows += [{"text": text, "what": what} | each for what, each in cells.items()]
     return rows

@@ -50,7 +50,7 @@ class ArpaParser {
     std::string joined(std::size_t first, std::size_t last) const;
     std::string words_of(const std::vector<std::int32_t>& labels) const;
     template <typename... Parts>
-    [[noreturn]] void fail(const Parts&... parts) const {
+    [[noreturn]] void fail(Parts... parts) const {
         refuse("line ", line_, ": ", parts...);
     }
 

@@ -65,22 +65,6 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     unk_label_ = static_cast<std::int32_t>(unk_label);
 }
 
-void Model::refuse_arcs(std::uint32_t state, const StateRecord& record) const {
-    refuse_corrupt("state ", state, " has arcs ", record.first_arc, " to ",
-                   std::int64_t{record.first_arc} + record.num_arcs, " of ", static_cast<std::int64_t>(num_arcs_));
-}
-
-void Model::refuse_state(std::int32_t next_state) const {
-    refuse_corrupt("expected a next state below ", num_states_, ", got ", next_state);
-}
-
-void Model::refuse_missing_failure(std::uint32_t state) {
-    refuse_corrupt("expected a failure arc (label 0) as the first arc of state ", state,
-                   ", which is not the unigram state");
-}
-
-void Model::refuse_nan() { refuse_corrupt("expected a number as an arc's weight, got NaN"); }
-
 std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
     if (!unigram_by_label_.empty())
         return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size() ? unigram_by_label_[label] : -1;

@@ -38,7 +38,7 @@ static_assert(sizeof(ArcRecord) == 16);
 
 // Throw std::invalid_argument for a file that holds no model.
 template <typename... Parts>
-[[noreturn]] void refuse_corrupt(const Parts&... what) {
+[[noreturn]] void refuse_corrupt(Parts... what) {
     refuse("corrupt language model: ", what..., "; write the file again from its source");
 }
 [[noreturn]] void refuse_order(std::uint32_t state);     // of a state's arcs
@@ -93,7 +93,8 @@ class Model {
     StateRecord state(std::uint32_t state) const {
         StateRecord record;
         std::memcpy(&record, states_ + std::size_t{state} * sizeof(StateRecord), sizeof record);
-        if (std::uint64_t{record.first_arc} + record.num_arcs > num_arcs_) refuse_arcs(state, record);
+        if (const std::uint64_t end = std::uint64_t{record.first_arc} + record.num_arcs; end > num_arcs_)
+            refuse_corrupt("state ", state, " has arcs ", record.first_arc, " to ", end, " of ", num_arcs_);
         return record;
     }
     const std::byte* arcs_at(std::uint32_t first_arc) const {
@@ -110,7 +111,8 @@ class Model {
             row.arcs += sizeof(ArcRecord);
             --row.num_arcs;
         } else if (state != unigram_state_) {
-            refuse_missing_failure(state);
+            refuse_corrupt("expected a failure arc (label 0) as the first arc of state ", state,
+                           ", which is not the unigram state");
         }
         return row;
     }
@@ -119,12 +121,13 @@ class Model {
         return label_indexes_->find(state, row);
     }
     std::uint32_t checked_state(std::int32_t next_state) const {
-        if (static_cast<std::uint32_t>(next_state) >= num_states_) refuse_state(next_state);
+        if (static_cast<std::uint32_t>(next_state) >= num_states_)
+            refuse_corrupt("expected a next state below ", num_states_, ", got ", next_state);
         return static_cast<std::uint32_t>(next_state);
     }
     // Finite cost of a weight on disk; NaN is refused.
     static double cost(float weight) {
-        if (weight != weight) refuse_nan();
+        if (weight != weight) refuse_corrupt("expected a number as an arc's weight, got NaN");
         return std::clamp(static_cast<double>(weight), -kMaxCost, kMaxCost);
     }
 
@@ -140,10 +143,6 @@ class Model {
     double final_cost(std::uint32_t state) const;  // of </s>, backing off; kMaxCost at the unigrams where there is none
 
   private:
-    [[noreturn]] void refuse_arcs(std::uint32_t state, const StateRecord& record) const;
-    [[noreturn]] void refuse_state(std::int32_t next_state) const;
-    [[noreturn]] static void refuse_missing_failure(std::uint32_t state);
-    [[noreturn]] static void refuse_nan();
     std::ptrdiff_t unigram_index(std::int32_t label) const;  // -1 if the unigram state lacks the label
 
     const std::byte* states_;

@@ -6,9 +6,9 @@
 
 namespace fst_core {
 
-// Throws std::invalid_argument with a message of text and numbers.
+// Throws std::invalid_argument with a message of text and numbers; by value, so that callers keep them in registers.
 template <typename... Parts>
-[[noreturn, gnu::noinline, gnu::cold]] void refuse(const Parts&... parts) {
+[[noreturn, gnu::noinline, gnu::cold]] void refuse(Parts... parts) {
     std::ostringstream message;
     (message << ... << parts);
     throw std::invalid_argument(message.str());

@@ -31,7 +31,7 @@ MODULES_GONE = (
 """Names of modules that did not say what is in them."""
 REPEATED = {"base", "__init__", "options", "block", "heads", "masks"}
 """Basenames that two packages, or a family and its training, may share."""
-MAX_LINES = 40_501
+MAX_LINES = 40_492
 """Of the three packages, at 120 columns; to be lowered, never raised."""
 MAX_BENCHMARK_LINES = 6_820
 MAX_PARAMETERS, MAX_WIDE_FUNCTIONS = 8, 12
@@ -79,10 +79,9 @@ def test_class_names_stand_once() -> None:
 def test_the_library_keeps_its_size() -> None:
     lines = [line for path in SOURCES for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(lines) <= MAX_LINES
-    python = [
-        line for path in SOURCES if path.suffix == ".py" for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    assert [line for line in python if len(line.split("  # type: ignore")[0]) > 120] == []
+    loops = [*(ROOT / "latticebpd" / "cpu" / "_engine").rglob("*.inc")]
+    lines += [line for path in loops for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if len(line.split("  # type: ignore")[0]) > 120] == []
 
 
 def test_the_benchmarks_keep_their_size() -> None:

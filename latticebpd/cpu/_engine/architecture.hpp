@@ -1,5 +1,5 @@
-// What a decoder-only transformer consists of. Families are described by what their layers have (norms, biases, windows,
-// rotations), not by code.
+// What a decoder-only transformer consists of. Families are described by what their layers have (norms, biases,
+// windows, rotations), not by code.
 #pragma once
 
 #include <cstddef>

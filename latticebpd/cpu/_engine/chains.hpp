@@ -1,7 +1,7 @@
 // Weights of a Markov chain over each slot's arcs.
 //
-// Softmax over j of the scores makes a chain of them, p(j | i). With m_s the probability of the arcs of slot s together, as
-// the drafter gives it,
+// Softmax over j of the scores makes a chain of them, p(j | i). With m_s the probability of the arcs of slot s
+// together, as the drafter gives it,
 //
 //     arcs[0, j]           = log m_0 + log p(j)
 //     arcs[s + 1, j]       = log m_(s + 1) + log sum_i w_i p(j | i)     w: the same sum of slot s

@@ -28,7 +28,8 @@ struct Columns {
         for (std::size_t i = 0; i < count; ++i) {
             expect(tokens[i] >= 0 && tokens[i] < static_cast<std::int64_t>(vocabulary),
                    "tokens below " + std::to_string(vocabulary) + ", got " + std::to_string(tokens[i]));
-            expect(parents[i] >= -1 && parents[i] < static_cast<std::int64_t>(pending.size()), "parents before their children");
+            expect(parents[i] >= -1 && parents[i] < static_cast<std::int64_t>(pending.size()),
+                   "parents before their children");
             pending.push_back(parents[i]);
         }
     }
@@ -52,7 +53,8 @@ struct MaskView {
             const std::size_t next = positions[column] + 1, least = window != 0 && next > window ? next - window : 0;
             first.push_back(static_cast<std::uint32_t>(std::min(least, text.cache->length)));
             path.clear();
-            for (auto at = static_cast<std::int64_t>(column); at >= 0; at = text.cache->pending[static_cast<std::size_t>(at)])
+            const std::vector<std::int64_t>& parents = text.cache->pending;
+            for (auto at = static_cast<std::int64_t>(column); at >= 0; at = parents[static_cast<std::size_t>(at)])
                 if (positions[static_cast<std::size_t>(at)] >= least) path.push_back(static_cast<std::uint32_t>(at));
             ancestors.insert(ancestors.end(), path.rbegin(), path.rend());
             begin.push_back(static_cast<std::uint32_t>(ancestors.size()));

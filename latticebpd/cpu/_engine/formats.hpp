@@ -46,7 +46,9 @@ constexpr Format format_of(Type type) {
         case Type::kQ4K: return {4, 0, true, true, 1, 256, 144};
         case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
         case Type::kQ6K: return {6, 32, false, true, 2, 256, 210};
-        default: throw std::invalid_argument("expected weights as F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K");
+        default:
+            throw std::invalid_argument("expected weights as F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K "
+                                        "or Q6_K");
     }
 }
 
@@ -181,7 +183,7 @@ inline float read_scale(const Format& format, const std::uint8_t* scales, std::s
     std::memcpy(&half, scales + 2 * output, 2);
     if (!format.super) return from_half(half);
     const std::uint8_t byte = scales[2 * kOutputs * (1 + format.minima) + part * kOutputs + output];
-    return from_half(half) * (format.minima ? static_cast<float>(byte) : static_cast<float>(static_cast<std::int8_t>(byte)));
+    return from_half(half) * static_cast<float>(format.minima ? int{byte} : int{static_cast<std::int8_t>(byte)});
 }
 inline float read_minimum(const Format& format, const std::uint8_t* scales, std::size_t output) {
     if (!format.minima) return 0.0f;
@@ -191,7 +193,8 @@ inline float read_minimum(const Format& format, const std::uint8_t* scales, std:
 }
 
 // A weight of a panel's group.
-inline float read_weight(const Format& format, const std::uint8_t* scales, std::size_t output, std::size_t input, std::uint8_t q) {
+inline float read_weight(const Format& format, const std::uint8_t* scales, std::size_t output, std::size_t input,
+                         std::uint8_t q) {
     const float scale = read_scale(format, scales, output, input * format.parts / kGroup);
     const float weight = scale * static_cast<float>(q - format.offset);
     return format.minima ? weight + read_minimum(format, scales, output) : weight;

@@ -27,8 +27,8 @@ class HeadLattices {
     std::size_t inputs() const { return heads_->inputs(); }
     std::size_t tokens() const { return ids_.size(); }
 
-    // x: [rows, inputs], what heads read: the final state, then others and a token's embedding, each of which is normalised
-    // here. tokens, log_probs: [rows, slots, k]; pairs: [rows, slots - 1, k, k], or null: without transitions.
+    // x: [rows, inputs], what heads read: the final state, then others and an embedding, which are normalised here.
+    // tokens, log_probs: [rows, slots, k]; pairs: [rows, slots - 1, k, k], or null: without transitions.
     void lattices(const float* x, std::size_t rows, std::size_t slots, std::size_t k, std::int32_t* tokens,
                   float* log_probs, float* pairs, const Workers& workers) {
         const std::size_t size = projection_->inputs(), width = heads_->inputs();

@@ -1,5 +1,5 @@
-// Products of drafters with int8 weights: a draft need not be exact, and reading the weights takes the time. Feed-forward
-// heads are x + D_i silu(U_i x); what U_i reads may be wider than the state x, which comes first.
+// Products of drafters with int8 weights: a draft need not be exact, and reading the weights takes the time.
+// Feed-forward heads are x + D_i silu(U_i x); what U_i reads may be wider than the state x, which comes first.
 #pragma once
 
 #include <algorithm>

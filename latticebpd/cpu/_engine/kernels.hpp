@@ -19,16 +19,19 @@
 
 namespace engine {
 
+// Of states [rows, width].
+inline std::size_t rows_of(const pybind11::array& states, std::size_t width) {
+    expect(states.ndim() == 2 && static_cast<std::size_t>(states.shape(1)) == width,
+           "states [rows, " + std::to_string(width) + "]");
+    return static_cast<std::size_t>(states.shape(0));
+}
+
 inline void bind_kernels(pybind11::module_& module) {
     namespace py = pybind11;
     using namespace py::literals;
     using Size = std::size_t;
     using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
     static constexpr auto workers = [](Size threads, Size isa = 0) { return Workers{*operations().at(isa), threads}; };
-    static constexpr auto rows_of = [](const Floats& x, Size width) {
-        expect(x.ndim() == 2 && static_cast<Size>(x.shape(1)) == width, "states [rows, " + std::to_string(width) + "]");
-        return static_cast<Size>(x.shape(0));
-    };
     py::class_<Int8Weights, std::shared_ptr<Int8Weights>>(module, "Int8Weights")
         .def(py::init([](const Floats& weights) {
             expect(weights.ndim() == 2, "weights [outputs, inputs]");
@@ -66,15 +69,18 @@ inline void bind_kernels(pybind11::module_& module) {
                          const std::vector<std::int32_t>& ids, const Floats& up, const Floats& down) {
             const auto width = static_cast<Size>(down.shape(0)), size = width * projection->inputs();
             expect(ids.size() == projection->outputs(), "an id of each of the projection's tokens");
-            expect(heads->size() == projection->inputs() && heads->inputs() % heads->size() == 0, "heads of the projection's size");
+            expect(heads->size() == projection->inputs() && heads->inputs() % heads->size() == 0,
+                   "heads of the projection's size");
             expect(static_cast<Size>(up.size()) == 2 * size && static_cast<Size>(down.size()) == size,
                    "transitions up [2, width, size] and down [width, size]");
-            auto transitions = width > 0 ? std::make_unique<Int8Transitions>(up.data(), down.data(), width, projection) : nullptr;
+            std::unique_ptr<Int8Transitions> transitions;
+            if (width > 0) transitions = std::make_unique<Int8Transitions>(up.data(), down.data(), width, projection);
             return std::make_unique<HeadLattices>(heads, projection, ids, std::move(transitions));
         }))
         .def("lattices", [](HeadLattices& self, const Floats& inputs, Size slots, Size k, bool tied, Size threads) {
             const Size rows = rows_of(inputs, self.inputs());
-            expect(slots > 0 && k > 0 && k <= self.tokens(), "slots and at most " + std::to_string(self.tokens()) + " arcs");
+            const Size most = self.tokens();
+            expect(slots > 0 && k > 0 && k <= most, "slots and at most " + std::to_string(most) + " arcs");
             py::array_t<std::int32_t> tokens({rows, slots, k});
             py::array_t<float> log_probs({rows, slots, k}), pairs({rows, tied ? slots - 1 : 0, k, k});
             float *to = log_probs.mutable_data(), *pairs_to = tied ? pairs.mutable_data() : nullptr;
@@ -89,7 +95,8 @@ inline void bind_kernels(pybind11::module_& module) {
         expect(log_probs.ndim() == 3 && log_probs.shape(1) > 0, "log_probs [rows, slots, k]");
         const auto rows = static_cast<Size>(log_probs.shape(0)), slots = static_cast<Size>(log_probs.shape(1));
         const auto k = static_cast<Size>(log_probs.shape(2));
-        expect(static_cast<Size>(start.size()) == rows * k && static_cast<Size>(pairs.size()) == rows * (slots - 1) * k * k,
+        const auto starts = static_cast<Size>(start.size()), pairings = static_cast<Size>(pairs.size());
+        expect(starts == rows * k && pairings == rows * (slots - 1) * k * k,
                "start [rows, k] and pairs [rows, slots - 1, k, k]");
         py::array_t<float> arcs({rows, slots, k}), transitions({rows, slots - 1, k, k});
         float *to = arcs.mutable_data(), *gains = transitions.mutable_data();
@@ -112,8 +119,8 @@ inline void bind_kernels(pybind11::module_& module) {
         }
         return py::make_tuple(values, indices, log_sums);
     }, "x"_a, "k"_a, "threads"_a, "isa"_a = 0);
-    module.def("move", [](std::uintptr_t buffer, Size heads, Size positions, Size bytes, const std::vector<Move>& moves) {
-        move_vectors(reinterpret_cast<char*>(buffer), heads, positions, bytes, moves);
+    module.def("move", [](std::uintptr_t buffer, Size heads, Size length, Size bytes, const std::vector<Move>& moves) {
+        move_vectors(reinterpret_cast<char*>(buffer), heads, length, bytes, moves);
     });
 }
 

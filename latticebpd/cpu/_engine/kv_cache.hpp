@@ -47,7 +47,8 @@ class Cache {
     // Append the given columns after the text, ascending, to the text; drop the others.
     void keep(const std::vector<std::size_t>& columns) {
         for (std::size_t i = 0; i < columns.size(); ++i)
-            expect(columns[i] < pending.size() && (i == 0 || columns[i] > columns[i - 1]), "ascending columns after the text");
+            expect(columns[i] < pending.size() && (i == 0 || columns[i] > columns[i - 1]),
+                   "ascending columns after the text");
         for (std::size_t i = 0; i < columns.size(); ++i)
             if (columns[i] != i) move(length + columns[i], length + i);
         length += columns.size();
@@ -85,11 +86,12 @@ class Cache {
     }
     template <typename Number>
     void put(std::size_t layer, std::size_t position, const Number* keys) {
-        const Number* values = keys + shape_.groups * shape_.size;
-        for (std::size_t group = 0; group < shape_.groups; ++group, keys += shape_.size, values += shape_.size) {
+        const std::size_t size = shape_.size;
+        const Number* values = keys + shape_.groups * size;
+        for (std::size_t group = 0; group < shape_.groups; ++group, keys += size, values += size) {
             std::uint8_t* to = keys_.data() + at(layer, group, key_number(position, 0));
-            for (std::size_t d = 0; d < shape_.size; ++d) std::memcpy(to + 16 * d * sizeof(Number), keys + d, sizeof(Number));
-            std::memcpy(values_.data() + at(layer, group, position * shape_.size), values, shape_.size * sizeof(Number));
+            for (std::size_t d = 0; d < size; ++d) std::memcpy(to + 16 * d * sizeof(Number), keys + d, sizeof(Number));
+            std::memcpy(values_.data() + at(layer, group, position * size), values, size * sizeof(Number));
         }
     }
     void move(std::size_t from, std::size_t to) {

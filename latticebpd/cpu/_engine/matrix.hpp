@@ -28,7 +28,8 @@ class Matrix {
         : Matrix(memory, type, outputs, inputs) {
         const std::size_t bytes = block_of(type).bytes, row_bytes = inputs / block_of(type).inputs * bytes;
         fill([&](std::size_t output, std::uint8_t* panel) {
-            const std::uint8_t* row = blocks + row_bytes * (order.empty() ? output : static_cast<std::size_t>(order[output]));
+            const std::size_t number = order.empty() ? output : static_cast<std::size_t>(order[output]);
+            const std::uint8_t* row = blocks + row_bytes * number;
             if (is_quantized(type)) {
                 for (std::size_t group = 0; group < inputs / kGroup; ++group)
                     put(panel, output % kOutputs, group, read_group(type, row, group));
@@ -59,8 +60,8 @@ class Matrix {
         });
     }
 
-    // The upper six bits of 8-bit weights. errors: [count, 16], by output a bound: products with both matrices differ by at
-    // most the error times the norm of the numbers, rounding included.
+    // The upper six bits of 8-bit weights. errors: [count, 16], by output a bound: products with both matrices differ
+    // by at most the error times the norm of the numbers, rounding included.
     std::shared_ptr<const Matrix> upper_bits(std::vector<float>& errors) const {
         constexpr Format kOwn = format_of(Type::kQ80), kOther = format_of(Type::kUpper);
         constexpr int kLower = kOwn.bits - kOther.bits, kStep = 1 << kLower, kMost = kOther.offset - 1;
@@ -143,9 +144,10 @@ class Matrix {
 
     void put(std::uint8_t* panel, std::size_t output, std::size_t group, const Group& from) const {
         const Format format = format_of(type);
+        std::uint8_t* const scales = panel + inputs / kGroup * format.weight_bytes() + group * format.scale_bytes();
         for (std::size_t i = 0; i < kGroup; ++i)
             write_q(format, panel + group * format.weight_bytes(), WeightIndex(output, i), from.q[i]);
-        write_scales(format, panel + inputs / kGroup * format.weight_bytes() + group * format.scale_bytes(), output, from);
+        write_scales(format, scales, output, from);
     }
 
     std::shared_ptr<WeightMemory> memory_;

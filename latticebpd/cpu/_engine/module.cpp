@@ -24,16 +24,14 @@ using latticebpd::GilRelease;
 template <typename Number>
 using Array = py::array_t<Number, py::array::c_style>;
 
-// compute(states, rows, to) of rows of hidden states of a model, [n, hidden]; the output is [n, width].
+// of(states, rows, to) for rows of a model's hidden states, [n, hidden]; the output is [n, width].
 template <typename Number, typename Compute>
-Array<Number> computed(const Transformer& model, const Array<float>& states, std::size_t width, const Compute& compute) {
-    expect(states.ndim() == 2 && static_cast<std::size_t>(states.shape(1)) == model.hidden(),
-           "states [n, " + std::to_string(model.hidden()) + "]");
-    const auto rows = static_cast<std::size_t>(states.shape(0));
+Array<Number> computed(const Transformer& model, const Array<float>& states, std::size_t width, const Compute& of) {
+    const std::size_t rows = rows_of(states, model.hidden());
     Array<Number> output({rows, width});
     Number* to = output.mutable_data();
     const GilRelease released;
-    compute(states.data(), rows, to);
+    of(states.data(), rows, to);
     return output;
 }
 
@@ -79,11 +77,12 @@ PYBIND11_MODULE(_engine, module) {
     py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
     py::class_<Matrix, std::shared_ptr<Matrix>>(module, "Matrix")
         .def_static("of_blocks",
-                    [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks, std::size_t outputs, std::size_t inputs,
-                       const std::vector<std::int64_t>& order) {
+                    [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks,
+                       std::size_t outputs, std::size_t inputs, const std::vector<std::int64_t>& order) {
                         const auto own = static_cast<Type>(type);
                         const auto [block, bytes] = block_of(own);
-                        expect(inputs % block == 0 && static_cast<std::size_t>(blocks.size()) == outputs * (inputs / block) * bytes,
+                        const auto size = static_cast<std::size_t>(blocks.size());
+                        expect(inputs % block == 0 && size == outputs * (inputs / block) * bytes,
                                "blocks of all weights");
                         expect(order.empty() || order.size() == outputs, "a row for each output");
                         for (const std::int64_t row : order)
@@ -107,8 +106,7 @@ PYBIND11_MODULE(_engine, module) {
                     }, "memory"_a, "numbers"_a, "quantized"_a)
         .def("set_bias", &Matrix::set_bias)
         .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
-                 expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
-                 const auto rows = static_cast<std::size_t>(x.shape(0));
+                 const std::size_t rows = rows_of(x, matrix.inputs);
                  Array<float> y({rows, matrix.outputs});
                  const Workers workers{*operations().at(isa), std::max<std::size_t>(1, threads)};
                  float* to = y.mutable_data();
@@ -162,10 +160,12 @@ PYBIND11_MODULE(_engine, module) {
         .def_property_readonly("together", &Transformer::together)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
         .def("logits", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 return computed<float>(model, states, model.vocabulary(), [&](auto... at) { model.logits(at..., threads); });
+                 const auto logits = [&](auto... at) { model.logits(at..., threads); };
+                 return computed<float>(model, states, model.vocabulary(), logits);
              }, "states"_a, "threads"_a)
         .def("best", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 return computed<std::int64_t>(model, states, 1, [&](auto... at) { model.best(at..., threads); }).reshape({-1});
+                 const auto best = [&](auto... at) { model.best(at..., threads); };
+                 return computed<std::int64_t>(model, states, 1, best).reshape({-1});
              }, "states"_a, "threads"_a);
 }
 

@@ -1,8 +1,8 @@
 // What the engine's loops over numbers read and write, and their table for every instruction set.
 //
-// operations.inc, with the files of the folder, is compiled once for each instruction set. No result depends on which: sums
-// of integers are exact in any order, sums of float32 numbers have one order, and a product and its addition one rounding
-// or two, as the code says.
+// operations.inc, with the files of the folder, is compiled once for each instruction set. No result depends on which:
+// sums of integers are exact in any order, sums of float32 numbers have one order, and a product and its addition one
+// rounding or two, as the code says.
 #pragma once
 
 #include <cstddef>
@@ -45,9 +45,9 @@ struct Rotation {
 enum class Activation { kSilu, kGelu };  // gelu: by tanh
 
 // Keys and values of one layer and row of a batch, and the queries that attend to them.
-// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size]; float16 if half, else float32. text: tokens
-// that all columns may see, but for those before first[column]; ancestors[begin[column] .. begin[column + 1] - 1]: the
-// columns, ascending, that a column sees, itself the last of them; their keys follow the text's.
+// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size]; float16 if half, else float32. text:
+// tokens that all columns may see, but for those before first[column]; ancestors[begin[column] .. begin[column + 1] -
+// 1]: the columns, ascending, that a column sees, itself the last of them; their keys follow the text's.
 struct Attention {
     const float* queries;
     const std::uint8_t *keys, *values;
@@ -62,8 +62,8 @@ struct Attention {
 struct Operations {
     // x: [rows, inputs]; the groups of rows begin .. end - 1 of `to`.
     void (*quantize)(const float* x, std::size_t begin, std::size_t end, const QuantizedRows& to);
-    // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: quantized, or [rows, inputs]
-    // for float formats.
+    // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: quantized, or [rows,
+    // inputs] for float formats.
     void (*multiply_quantized)(const Panels& w, const QuantizedRows& x, std::size_t begin, std::size_t end, float* y,
                              std::size_t step);
     void (*multiply)(const Panels& w, const float* x, std::size_t rows, std::size_t begin, std::size_t end, float* y,

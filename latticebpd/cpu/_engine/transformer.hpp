@@ -85,8 +85,8 @@ class Transformer {
         for (const Layer& layer : layers_) inner = std::max(inner, layer.gate->outputs);
         thread_local Scratch<float> memory[6];
         float *x = memory[0].of(rows * size), *normal = memory[1].of(rows * std::max(size, attended));
-        float *wide = memory[2].of(rows * std::max(all, 2 * inner)), *narrow = memory[3].of(rows * std::max(size, inner));
-        float* attention = memory[4].of(rows * attended);
+        float *wide = memory[2].of(rows * std::max(all, 2 * inner)), *attention = memory[4].of(rows * attended);
+        float* narrow = memory[3].of(rows * std::max(size, inner));
         const std::vector<Rotation> rotations = rotate(positions, memory[5]);
         std::size_t column = 0;
         for (const Columns& text : texts)
@@ -179,8 +179,8 @@ class Transformer {
     }
 
     void attend(const Layer& layer, std::size_t number, const std::vector<Columns>& texts,
-                const std::vector<std::size_t>& begins, const std::vector<std::vector<MaskView>>& masks, const float* wide,
-                std::size_t step, float* to, const Workers& workers) const {
+                const std::vector<std::size_t>& begins, const std::vector<std::vector<MaskView>>& masks,
+                const float* wide, std::size_t step, float* to, const Workers& workers) const {
         constexpr std::size_t kColumns = 4;  // of a task
         struct Part {
             std::size_t text, group, begin;

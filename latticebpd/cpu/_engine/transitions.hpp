@@ -53,7 +53,7 @@ class TokenProducts {
         weights_.multiply(rows.data(), missing.size(), products.data(), workers);
         for (std::size_t i = 0; i < missing.size(); ++i) {
             float* to = products_.get() + missing[i] * step_;
-            std::fill(std::copy_n(products.data() + i * width_, width_, to), products_.get() + (missing[i] + 1) * step_, 0.0f);
+            std::fill(std::copy_n(products.data() + i * width_, width_, to), to + step_, 0.0f);
         }
     }
 
@@ -74,8 +74,8 @@ class Int8Transitions {
         : size_(embeddings->inputs()), own_(up, width, size_), before_(up + width * size_, width, embeddings, true),
           after_(down, width, embeddings, false) {}
 
-    // states: [slots, size]; tokens, log_probs: [slots, k]; to: [slots - 1, k, k] the log-probability of each of a slot's
-    // tokens and what the transitions add to it after each of the slot before.
+    // states: [slots, size]; tokens, log_probs: [slots, k]; to: [slots - 1, k, k] the log-probability of each of a
+    // slot's tokens and what the transitions add to it after each of the slot before.
     void pair_scores(const float* states, const std::int32_t* tokens, const float* log_probs, std::size_t slots,
                      std::size_t k, float* to, const Workers& workers) {
         const std::size_t pairs = (slots - 1) * k, step = before_.step();

@@ -19,8 +19,8 @@ namespace engine {
 // more to do for each weight, does not wait for memory.
 constexpr std::size_t kAhead = 32768;
 
-// Memory for all weights of a model, on huge pages where the system has them: a model's weights exceed what a TLB of small
-// pages reaches. All of it is freed at once.
+// Memory for all weights of a model, on huge pages where the system has them: a model's weights exceed what a TLB of
+// small pages reaches. All of it is freed at once.
 class WeightMemory {
   public:
     // Bytes, all 0, that begin on a cache line. Not for several threads at once.

@@ -36,8 +36,8 @@ struct Workers {
     }
 };
 
-// How many threads the next pass takes. A thread whose core is busy holds up all others: where a pass waited for threads
-// a fifth of its time, the next passes have one, twice as many after each such pass.
+// How many threads the next pass takes. A thread whose core is busy holds up all others: where a pass waited for
+// threads a fifth of its time, the next passes have one, twice as many after each such pass.
 class Contention {
   public:
     std::size_t allowed(std::size_t threads) {
