@@ -107,21 +107,21 @@ def any_bytes(data: bytes, rng: Random, snippets: list[bytes] = BYTES) -> bytes:
     for _ in range(rng.integers(1, 5)):
         if not damaged:
             break
-        place, length = int(rng.integers(len(damaged))), int(rng.integers(1, 40))
+        position, length = int(rng.integers(len(damaged))), int(rng.integers(1, 40))
         match int(rng.integers(6)):
             case 0:
-                damaged[place] ^= 1 << int(rng.integers(8))
+                damaged[position] ^= 1 << int(rng.integers(8))
             case 1:
-                del damaged[place : place + length]
+                del damaged[position : position + length]
             case 2:
-                damaged[place:place] = damaged[place : place + length]
+                damaged[position:position] = damaged[position : position + length]
             case 3:
                 snippet = pick(snippets, rng)
-                damaged[place : place + len(snippet)] = snippet
+                damaged[position : position + len(snippet)] = snippet
             case 4:
-                damaged[place:place] = pick(snippets, rng)
+                damaged[position:position] = pick(snippets, rng)
             case 5:
-                del damaged[place:]
+                del damaged[position:]
     return bytes(damaged)
 
 

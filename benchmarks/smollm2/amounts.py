@@ -4,10 +4,10 @@
     python -m benchmarks.smollm2.amounts --data DIR --work WORK -o amounts.csv     # all of it; resumes
     python -m benchmarks.smollm2.amounts --table benchmarks/smollm2/results/amounts.csv
 
-New heads, feed-forward and conditioned ones, learn from the first 303, 909, 2,727 and 8,182 of the model's own answers
-in a random order, and so does a 4-gram model.  Each set is rescored by the 4-gram of its texts and by an earlier one of
-the package, which has read all of them and people's text; weights and calibrations are its own (`drafters.py`).
-Replayed are the answers to 130 questions.  Rows of slots count right tokens and positions, not tokens and calls.
+New heads, feed-forward and conditioned ones, learn from the first 303, 909, 2,727, 8,182 and 16,364 of the model's own
+answers, each part in a random order, and so does a 4-gram model.  Each set is rescored by the 4-gram of its texts and
+by an earlier one of the package, of the first 8,182 and people's text; weights and calibrations are its own
+(`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots count right tokens, and positions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
 from latticebpd.target.catalogue import resolved
 
-AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000)}
+AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
+TOKENS = [1e3 * int(amount[:-1]) for amount in AMOUNTS]
 CONDITIONED = " conditioned"
 """Ends the names of heads that also read the token that the model has chosen."""
 OWN, NODES = ", own 4-gram", (16, 64)
@@ -118,10 +119,10 @@ def change(ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str
         return np.stack([each[..., 0] / each[..., 1] for each in sums], axis=-1)
 
     def measure(drawn: np.ndarray) -> np.ndarray:
-        values, at = efficiencies(ones, drawn), np.arange(len(AMOUNTS)) - (len(AMOUNTS) - 1) / 2
+        values, at = efficiencies(ones, drawn), np.log(TOKENS) / np.log(3)
         if others:
             values = 100 * (values / efficiencies(others, drawn) - 1)
-        return values @ at / (at @ at)
+        return values @ (at - at.mean()) / (len(at) * at.var())
 
     return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(ones[0])), p=1 if others else 3)
 
@@ -157,7 +158,7 @@ def figure(counts: drafters.Counts) -> Figure:
         for number, (one, other) in enumerate((*PAIRS[:3], PAIRS[4])):
             rows = zip(by_amount(counts, one + own, kind), by_amount(counts, other, kind), strict=True)
             gains = [100 * np.array(trees.gained(*each)) for each in rows]
-            draw_band(axes, [1e3 * int(name[:-1]) for name in AMOUNTS], gains, f"{one} over {other}", number)
+            draw_band(axes, TOKENS, gains, f"{one} over {other}", number)
         title = f"{kind.strip() or 'feed-forward'} heads, " + (own[2:] or "the package's 4-gram")
         axes.set(xscale="log", title=title, ylabel="" if own else "gain, %")
     for axes in drawn.axes[2:]:

@@ -39,12 +39,12 @@ def peer(request: pytest.FixtureRequest) -> Iterator[peers.Peer]:
 def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: peers.Peer) -> None:
     context, tokens = list(range(100, 140)), [7, 8, 9]
     assert len(peer.ask(tokens=context, begin=0)["tokens"]) == 40
-    whole = peer.ask(tokens=tokens, begin=40)
-    assert peer.ask(tokens=[50, 60], begin=40)["tokens"] != whole["tokens"][:2]
-    assert peer.ask(tokens=tokens, begin=40)["tokens"] == whole["tokens"]
-    assert peer.ask(tokens=tokens[:1], begin=40)["tokens"] == whole["tokens"][:1]
-    assert whole["mib"] > 100
-    assert whole["cpu_ms"] > 0
+    full = peer.ask(tokens=tokens, begin=40)
+    assert peer.ask(tokens=[50, 60], begin=40)["tokens"] != full["tokens"][:2]
+    assert peer.ask(tokens=tokens, begin=40)["tokens"] == full["tokens"]
+    assert peer.ask(tokens=tokens[:1], begin=40)["tokens"] == full["tokens"][:1]
+    assert full["mib"] > 100
+    assert full["cpu_ms"] > 0
 
 
 def test_likelihoods_are_those_of_the_model_with_no_text_before(peer: peers.Peer) -> None:

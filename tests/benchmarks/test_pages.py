@@ -301,8 +301,8 @@ def perplexities() -> Cells:
     nats: dict[str, list[float]] = {}
     for row in read_csv(ENGINE / "perplexity.csv"):
         nats.setdefault(row["system"], []).append(float(row["nats"]))
-    made = {name: f"{np.exp(np.mean(each)):.2f}" for name, each in nats.items()}
-    return [[weights, *(made.get(f"{library} {weights}", "") for library in LIBRARIES)] for weights in WEIGHTS]
+    values = {name: f"{np.exp(np.mean(each)):.2f}" for name, each in nats.items()}
+    return [[weights, *(values.get(f"{library} {weights}", "") for library in LIBRARIES)] for weights in WEIGHTS]
 
 
 LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")

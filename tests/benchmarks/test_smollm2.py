@@ -98,12 +98,12 @@ WORDS: Any = SimpleNamespace(prompt_of=lambda messages: " ".join(each["content"]
 
 def test_prompts_are_balanced_distinct_and_the_same_every_time(sources: Path) -> None:
     weights = TEMPLATES["weights"]
-    made = prompts(sources, 2 * sum(weights.values()), WORDS)
-    assert Counter(row["kind"] for row in made) == {kind: 2 * weight for kind, weight in weights.items()}
-    texts = [row["messages"][0]["content"] for row in made]
+    records = prompts(sources, 2 * sum(weights.values()), WORDS)
+    assert Counter(row["kind"] for row in records) == {kind: 2 * weight for kind, weight in weights.items()}
+    texts = [row["messages"][0]["content"] for row in records]
     assert len(set(texts)) == len(texts)
-    assert not any("{" in text for row, text in zip(made, texts, strict=True) if row["kind"] in ("maths", "reason"))
-    assert prompts(sources, 30, WORDS) == made[:30]
+    assert not any("{" in text for row, text in zip(records, texts, strict=True) if row["kind"] in ("maths", "reason"))
+    assert prompts(sources, 30, WORDS) == records[:30]
 
 
 def test_more_prompts_share_no_eight_words_with_evaluation_texts(
@@ -272,16 +272,16 @@ def test_the_block_drafter_is_kept_after_each_number_of_updates(
     def command(*arguments: object) -> None:
         called.append(" ".join(map(str, arguments)))
         if "block-drafter" in called[-1]:
-            made = Path(str(arguments[-1]))
-            made.mkdir(exist_ok=True)
+            output = Path(str(arguments[-1]))
+            output.mkdir(exist_ok=True)
             for name in ("model.safetensors", "training-state.json"):
-                (made / name).write_text(str(len(called)))
+                (output / name).write_text(str(len(called)))
 
     def texts(*_: object) -> tuple[Path, Path]:
-        train, held = made = tmp_path / "train.npz", tmp_path / "held-out.npz"
+        train, held = files = tmp_path / "train.npz", tmp_path / "held-out.npz"
         for path in (train, held):
             Texts.of_rows([[3, 4, number] for number in range(5)], [1] * 5).save(path)
-        return made
+        return files
 
     monkeypatch.setattr(drafters, "latticebpd", command)
     monkeypatch.setattr(drafters, "own_text", texts)
@@ -299,11 +299,11 @@ def test_the_block_drafter_is_kept_after_each_number_of_updates(
 
 
 def test_times_are_pooled_by_drafter_and_system_and_searches_have_medians() -> None:
-    made = [("greedy", "", 0.0), *((name, system, 5.0) for name in ("a", "b") for system in drafters.TIMED_SYSTEMS)]
+    systems = [("greedy", "", 0.0), *((name, system, 5.0) for name in ("a", "b") for system in drafters.TIMED_SYSTEMS)]
     rows = [
         {"drafter": name, "system": system, "text": str(text), "tokens": "10", "calls": "5", "ms": str(40 + 20 * text)}
         | {"drafting ms": str(drafting)}
-        for name, system, drafting in made
+        for name, system, drafting in systems
         for text in range(2)
     ]
     greedy, first, second = drafters.clock_lines(rows)
@@ -350,17 +350,17 @@ def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> N
 
 
 def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Texts.of_rows([[5, 6, number] for number in range(9)], [2] * 9)
-    given.save(tmp_path / "train.npz")
+    written = Texts.of_rows([[5, 6, number] for number in range(9)], [2] * 9)
+    written.save(tmp_path / "train.npz")
     read = list[object]()
     monkeypatch.setattr(amounts, "AMOUNTS", {"1k": (2, 1), "3k": (5, 1), "9k": (9, 1)})
     monkeypatch.setattr(drafters, "WRITTEN", 5)
     monkeypatch.setattr(amounts, "own_text", lambda *_: (tmp_path / "train.npz", tmp_path / "held-out.npz"))
     monkeypatch.setattr(amounts, "latticebpd", lambda *words: read.extend(words))
-    made = amounts.parts(tmp_path, tmp_path)
-    texts = [[row[2] for row, _ in Texts.load(path).items()] for path in made]
+    paths = amounts.parts(tmp_path, tmp_path)
+    texts = [[row[2] for row, _ in Texts.load(path).items()] for path in paths]
     assert [len(each) for each in texts] == [2, 3, 4]
     assert sorted(each for part in texts for each in part) == list(range(9))
     assert sorted(each for part in texts[:2] for each in part) == list(range(5))  # those of before, whatever came later
     assert read[1] == tmp_path / "held-out.npz"
-    assert read[2:5] == made
+    assert read[2:5] == paths

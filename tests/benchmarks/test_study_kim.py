@@ -78,12 +78,12 @@ def test_counts_of_texts_add_up_to_those_of_all(
     kim = modules[0]
     models = {"g4": Tuned(NgramScorer(lm, 0.5), ())}
     calls, verified, drafts = kim.compared("squad", lattices, models, SYSTEMS)
-    whole = compare([lattices], SYSTEMS, models)
+    full = compare([lattices], SYSTEMS, models)
     assert [row["text"] for row in calls] == [0, 1, 2]
-    for i, system in enumerate(whole.systems):
-        assert sum(row[system] for row in calls) == whole.walked[i, 1]
-        assert sum(row[system] for row in verified) == whole.nodes[i]
-    outcomes = whole.outcomes[whole.systems.index("1-best:g4")]
+    for i, system in enumerate(full.systems):
+        assert sum(row[system] for row in calls) == full.walked[i, 1]
+        assert sum(row[system] for row in verified) == full.nodes[i]
+    outcomes = full.outcomes[full.systems.index("1-best:g4")]
     own = [row for row in drafts if row["system"] == "1-best:g4"]
     assert [sum(row[name] for row in own) for name in ("wins", "ties", "losses")] == outcomes.tolist()
     assert outcomes[0]
@@ -158,9 +158,9 @@ def test_the_page_says_how_much_of_the_gap_is_coverage(modules: tuple[ModuleType
     for task in ("all", "squad", "xquad"):
         tokens, outside, right = (counts.column(name, task, rows).sum() for name in ("tokens", "outside", "foreseen"))
         shares[task] = 1 - outside / tokens, right / (tokens - outside)
-    whole, right = shares.pop("all")
+    full, right = shares.pop("all")
     quoted = [
-        f"{100 * each:.1f}" for of, own in shares.values() for each in ((whole - of) * own, whole * right - of * own)
+        f"{100 * each:.1f}" for of, own in shares.values() for each in ((full - of) * own, full * right - of * own)
     ]
     page = " ".join((STUDY / "kim_failures.md").read_text(encoding="utf-8").split())
     words = "would be right {} points more often on SQuAD, where it is {} points behind, and {} of {} on XQuAD."

@@ -62,8 +62,8 @@ def task(recipe: ModuleType, name: str, kind: str) -> Any:
 
 
 def test_a_task_of_passages_learns_windows_of_its_text(recipe: ModuleType, tmp_path: Path) -> None:
-    made = recipe.examples(tmp_path, tmp_path, task(recipe, "news", "continue"))
-    parts = {name: Texts.load(made / f"{name}.npz") for name in ("train", "held-out", "tuning", "test")}
+    folder = recipe.examples(tmp_path, tmp_path, task(recipe, "news", "continue"))
+    parts = {name: Texts.load(folder / f"{name}.npz") for name in ("train", "held-out", "tuning", "test")}
     assert {*parts["train"].lengths.tolist(), *parts["held-out"].lengths.tolist()} == {recipe.WINDOW}
     assert (
         recipe.kim.tokenizer().decode(parts["train"][0].tolist())
@@ -84,15 +84,15 @@ def test_a_task_of_questions_learns_answers_after_the_chat_template(
     items = [recipe.kim_tasks.Item(f"Who wrote letter {number}?", (f"Man {number}",), "") for number in range(100)]
     items.append(recipe.kim_tasks.Item("too long " * 400, ("never",), ""))
     monkeypatch.setitem(recipe.LEARNT, "squad", lambda data: iter(items))
-    made, tokenizer = recipe.examples(tmp_path, tmp_path, task(recipe, "squad", "answer")), recipe.kim.tokenizer()
-    texts = [*Texts.load(made / "train.npz").items(), *Texts.load(made / "held-out.npz").items()]
+    folder, tokenizer = recipe.examples(tmp_path, tmp_path, task(recipe, "squad", "answer")), recipe.kim.tokenizer()
+    texts = [*Texts.load(folder / "train.npz").items(), *Texts.load(folder / "held-out.npz").items()]
     assert len(texts) == 100
     text, prompt = texts[0]
     assert tokenizer.decode(text[:prompt]) == "<user>Who wrote letter 0?\n<assistant>"
     assert tokenizer.decode(text[prompt:-1]) == "Man 0"
     assert text[-1] == recipe.END
-    held_out = Texts.load(made / "held-out.npz").prompts()
-    assert Texts.load(made / "tuning.npz")[1].tolist() == held_out[1].tolist()  # no test text is tuned on
+    held_out = Texts.load(folder / "held-out.npz").prompts()
+    assert Texts.load(folder / "tuning.npz")[1].tolist() == held_out[1].tolist()  # no test text is tuned on
 
 
 def test_own_heads_learn_what_the_model_writes_after_prompts_that_are_not_measured(
@@ -114,12 +114,12 @@ def test_own_heads_learn_what_the_model_writes_after_prompts_that_are_not_measur
     monkeypatch.setattr(recipe, "load_distilled", written)
     test = [recipe.kim_tasks.Item(measured, (), "")]
     of = recipe.Task("squad", "squad", "answer", lambda data: iter(()), lambda data: iter(test), None)
-    made, decode = recipe.own_text(tmp_path, tmp_path, of), recipe.kim.tokenizer().decode
-    every = [*Texts.load(made / "held-out.npz").items(), *Texts.load(made / "train.npz").items()]
+    folder, decode = recipe.own_text(tmp_path, tmp_path, of), recipe.kim.tokenizer().decode
+    every = [*Texts.load(folder / "held-out.npz").items(), *Texts.load(folder / "train.npz").items()]
     assert [decode(text[:prompt]) for text, prompt in every] == [f"<user>{text}\n<assistant>" for text in texts[:5]]
     assert all(text[prompt:] == [7, 7] for text, prompt in every)
-    assert len(Texts.load(made / "held-out.npz")) == 2
-    assert len(Texts.load(made / "test.npz")) == 3  # of kim.py
+    assert len(Texts.load(folder / "held-out.npz")) == 2
+    assert len(Texts.load(folder / "test.npz")) == 3  # of kim.py
     assert [each[0] for each in called] == ["distill"]
     recipe.own_text(tmp_path, tmp_path, of)
     assert len(called) == 1  # what is written is not written again

@@ -153,7 +153,7 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(together: Modu
     }
     again = run(*command)
     assert printed.endswith(again)  # behind what the stages said
-    assert all(path.stat().st_mtime_ns == made for path, made in before.items())  # nothing was made again
+    assert all(path.stat().st_mtime_ns == modified for path, modified in before.items())  # nothing was made again
     assert run("--results", str(tmp_path / "results")) == again  # from the CSV files alone
 
     with (tmp_path / "results" / together.QUALITY).open() as file:

@@ -18,8 +18,10 @@ def test_answers_of_all_clients_are_counted_and_compared(
     lines = [{"question_id": n, "category": "letters", "turns": ["abcdefg"[n:]]} for n in range(5)]
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with serving(tiny()) as served:
-        given = f"-o {output} --questions {questions} --server tiny={served.url}/v1 --clients 1,3 --rounds 2 --limit 6"
-        monkeypatch.setattr("sys.argv", ["throughput", *given.split()])
+        options = (
+            f"-o {output} --questions {questions} --server tiny={served.url}/v1 --clients 1,3 --rounds 2 --limit 6"
+        )
+        monkeypatch.setattr("sys.argv", ["throughput", *options.split()])
         throughput.main()
         assert served.count("generated_tokens_total") == 3 * 2 * 5 * 6  # of the warm-up too
     rows = throughput.read_csv(output)

@@ -391,10 +391,10 @@ def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
 def test_threads_that_meet_the_same_new_rows_find_the_same_paths() -> None:
     rng = np.random.default_rng(4)
     tokens = np.stack([np.stack([rng.permutation(48)[:8], rng.choice(4000, 8, replace=False)]) for _ in range(200)])
-    alone = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=1)
+    single = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=1)
     for _ in range(5):
         together = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=8)
-        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(single, together, strict=True))
 
 
 def test_long_row_out_of_order_is_refused() -> None:

@@ -30,5 +30,5 @@ def periodic(period: int = 3, num_layers: int = 1) -> tuple[LlamaForCausalLM, Te
         base.lm_head.weight.zero_()
         for token in range(period):
             base.lm_head.weight[(token + 1) % period, token] = 5.0
-    rows = [np.array([(start + place) % period for place in range(24)], np.uint16) for start in range(period)] * 4
+    rows = [np.array([(start + position) % period for position in range(24)], np.uint16) for start in range(period)] * 4
     return base, Texts.of_rows(rows, [1] * len(rows), np.uint16)

@@ -114,9 +114,9 @@ def test_an_acceptance_rule_of_ones_own_has_a_name_and_keeps_what_it_should(monk
     probabilities = model.base(input_ids=out.sequences).logits[0].detach().softmax(dim=-1)
     length = len(PROMPT) + 1
     for step in out.trace:
-        for place in range(len(step.accepted)):
-            best = float(probabilities[length + place - 1].max())
-            assert float(probabilities[length + place - 1, step.committed[place]]) >= min(0.04, best)
+        for position in range(len(step.accepted)):
+            best = float(probabilities[length + position - 1].max())
+            assert float(probabilities[length + position - 1, step.committed[position]]) >= min(0.04, best)
         length += len(step.committed)
 
 

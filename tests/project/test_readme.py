@@ -104,8 +104,8 @@ def test_examples_of_guides_run_on_the_bundled_model(
 def test_the_readme_is_short_and_the_page_of_commands_names_them_all() -> None:
     assert len(README.splitlines()) <= 120
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    for name, place in COMMANDS.items():
-        module, attribute = place.split(":")
+    for name, position in COMMANDS.items():
+        module, attribute = position.split(":")
         found = getattr(import_module(module), attribute)
         held = found.registered_commands if isinstance(found, typer.Typer) else []
         for command in [f"{name} {each.name or each.callback.__name__}" for each in held] or [name]:

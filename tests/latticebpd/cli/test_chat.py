@@ -107,17 +107,17 @@ def test_models_without_a_template_are_refused(run: Run) -> None:
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, presses: int) -> None:
     """Press Ctrl-C while the third block of the first answer is written."""
-    streamer_for, made = command.streamer_for, []
+    streamer_for, streamers = command.streamer_for, []
 
     def pressed(*arguments: Any) -> Any:
         streamer = streamer_for(*arguments)
         put, blocks = streamer.put, []
-        made.append(streamer)
+        streamers.append(streamer)
 
         def counted(tokens: Any) -> None:
             put(tokens)
             blocks.append(tokens)
-            if len(blocks) == 4 and len(made) == 1:  # the first is the prompt
+            if len(blocks) == 4 and len(streamers) == 1:  # the first is the prompt
                 for _ in range(presses):
                     signal.raise_signal(signal.SIGINT)
 

@@ -92,13 +92,13 @@ def test_a_directory_of_shards_counts_as_one_file_does(run: Run, arguments: tupl
 def test_a_killed_run_goes_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
     command = (*arguments, "-o", tmp_path / "shards", "--shard-size", 2)
     assert run(*command)[0] == 0
-    whole = [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)]
+    full = [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)]
     lattice_directory(tmp_path / "shards").file(2).unlink()
     status, _, err = run("oracle", tmp_path / "shards")
     assert status == 2
     assert "1 of 3 shards are missing" in err
     assert run(*command)[0] == 0
-    assert [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)] == whole
+    assert [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)] == full
     status, _, err = run(*command, "--teacher-force")
     assert status == 2
     assert "holds lattices made with teacher_force False, asked for is True; choose another directory" in err
@@ -157,9 +157,9 @@ def test_parts_of_a_comparison_merge_to_the_whole(run: Run, arguments: tuple[obj
     parts = [tmp_path / f"{index}.json" for index in range(3)]
     for index, part in enumerate(parts):
         assert run(*command, "--shard", f"{index}/3", "--tally", part)[0] == 0
-    status, whole, err = run(*command, "--tally", tmp_path / "whole.json", "--json")
+    status, full, err = run(*command, "--tally", tmp_path / "whole.json", "--json")
     assert status == 0, err
-    assert run("merge", *parts, "--tally", tmp_path / "merged.json", "--json")[:2] == (0, whole)
+    assert run("merge", *parts, "--tally", tmp_path / "merged.json", "--json")[:2] == (0, full)
     assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
     assert "by decode, 65 lattices" in run("merge", *parts)[1]
     assert run("oracle", tmp_path / "l.npz", "--tally", tmp_path / "oracle.json")[0] == 0
@@ -206,8 +206,8 @@ def test_the_prompt_is_context_or_not(
         for walked, decoded in zip(found["systems"], found["decoded"], strict=True):
             assert (decoded["system"], decoded["differing_texts"]) == (walked["system"], 0)
             assert decoded["block_efficiency"] == walked["block_efficiency"]
-    for place in (1, 2):  # both systems draft the second token where they know the prompt
-        assert there["systems"][place]["block_efficiency"] > left_out["systems"][place]["block_efficiency"]
+    for position in (1, 2):  # both systems draft the second token where they know the prompt
+        assert there["systems"][position]["block_efficiency"] > left_out["systems"][position]["block_efficiency"]
     assert there["systems"][0] == left_out["systems"][0]  # vanilla asks no language model
 
 
@@ -436,8 +436,8 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
     Texts.of_rows([np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])], [6], np.int32).save(tmp_path / "s.npz")
     assert read(tmp_path / "s.npz") == [([3, 4, 5, 6, 7, 8, 9], 4)]  # of a long prompt the end is kept
     assert read(tmp_path / "s.npz", sources=True) == [([1, 2, 3, 4, 5, 6, 7, 8, 9], 6)]  # of a source all
-    whole = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
-    assert read(prompts, sources=True)[0] == (whole, len(whole))
+    full = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
+    assert read(prompts, sources=True)[0] == (full, len(full))
     with pytest.raises(
         ValueError, match=r"ids\.npy: expected text or sequences \(\.npz\) as an encoder–decoder's sources"
     ):

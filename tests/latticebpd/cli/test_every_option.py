@@ -44,8 +44,8 @@ class Parameter:
 
 def commands() -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
     """The words and the parameters of every command."""
-    for name, place in COMMANDS.items():
-        module, attribute = place.split(":")
+    for name, position in COMMANDS.items():
+        module, attribute = position.split(":")
         found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
             for each in found.registered_commands:
@@ -88,7 +88,7 @@ COMMAND_LIST = list(commands())
 
 
 def test_the_walk_finds_the_program() -> None:
-    found = {" ".join(words): {each.flag for each in given} for words, given in COMMAND_LIST}
+    found = {" ".join(words): {each.flag for each in options} for words, options in COMMAND_LIST}
     assert {"demo", "lm train", "train heads", "generate", "models get"} <= set(found)
     assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
 
@@ -111,7 +111,7 @@ def test_the_page_of_quantities_lists_every_command_and_options_that_exist() -> 
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.startswith("| `")
     ]
-    flags = {" ".join(words): {each.flag for each in given} for words, given in COMMAND_LIST}
+    flags = {" ".join(words): {each.flag for each in options} for words, options in COMMAND_LIST}
     negated = {command: {f"--no-{flag[2:]}" for flag in found} for command, found in flags.items()}
     assert {command for command, *_ in rows} == set(flags)
     for command, options, prints, paper in rows:
@@ -167,15 +167,15 @@ def test_outputs_that_cannot_be_written_are_refused_before_inputs_are_read(
         if not option.is_output:
             continue
         for value in ("/proc/nothing/lm.fst", tmp_path / "file" / "lm.fst", "/dev/null"):
-            place = [value] if isinstance(option.info, ArgumentInfo) else [option.flag, value]
-            line = one_line(*run(*missing_inputs(words, given, option.name, tmp_path), *place))
+            position = [value] if isinstance(option.info, ArgumentInfo) else [option.flag, value]
+            line = one_line(*run(*missing_inputs(words, given, option.name, tmp_path), *position))
             assert f"{value}: expected" in line
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_every_option_that_names_an_output_is_checked() -> None:
-    for words, given in COMMAND_LIST:
-        for each in given:
+    for words, options in COMMAND_LIST:
+        for each in options:
             if each.name in {
                 "output",
                 "corpus_output",

@@ -84,11 +84,11 @@ WRITERS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) f
 def test_a_command_that_was_killed_ends_with_the_files_of_one_that_was_not(
     writing: Any, tmp_path: Path, name: str
 ) -> None:
-    whole = writing(name, tmp_path / "whole")
-    assert whole.status == 0, whole.errors
-    assert whole.writes > 1
+    full = writing(name, tmp_path / "whole")
+    assert full.status == 0, full.errors
+    assert full.writes > 1
     for kill in range(KILLS):  # at moments that are spread over the work
-        killed = writing(name, tmp_path / "cut", killed_before=1 + kill * (whole.writes - 2) // KILLS)
+        killed = writing(name, tmp_path / "cut", killed_before=1 + kill * (full.writes - 2) // KILLS)
         assert killed.status in (-9, 0), killed.errors
         assert kill or killed.status == -9
     last = writing(name, tmp_path / "cut")
@@ -113,8 +113,8 @@ def check_full(ended: Ended, error: str, out: Path, expected: dict[str, Any], be
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_where_files_cannot_grow_nothing_is_half_written(writing: Any, tmp_path: Path, name: str) -> None:
-    whole = writing(name, tmp_path / "whole")
-    assert whole.status == 0, whole.errors
+    full = writing(name, tmp_path / "whole")
+    assert full.status == 0, full.errors
     begin(name, tmp_path / "begun")
     expected, begun = files(tmp_path / "whole"), files(tmp_path / "begun")
     sizes = {path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()}

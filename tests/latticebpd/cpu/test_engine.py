@@ -214,9 +214,9 @@ def test_a_node_has_the_bits_of_its_path_read_alone(name: str, weights: str) -> 
     parts = [grown.grow(np.zeros(len(p), int), np.array(p), np.array(tokens)).hidden[0] for p, tokens in levels]
     assert torch.equal(torch.cat(parts), tree)
     for node in range(len(TREE)):
-        alone = EngineVerifier(engine)
-        alone.prefill([[*text, 6, *TREE.tokens[TREE.path(node)].tolist()[:-1]]])
-        assert torch.equal(alone.verify([int(TREE.tokens[node])], [DraftTree.empty()]).hidden[0, 0], tree[node + 1])
+        single = EngineVerifier(engine)
+        single.prefill([[*text, 6, *TREE.tokens[TREE.path(node)].tolist()[:-1]]])
+        assert torch.equal(single.verify([int(TREE.tokens[node])], [DraftTree.empty()]).hidden[0, 0], tree[node + 1])
 
 
 def parametrized() -> PreTrainedModel:
@@ -323,7 +323,7 @@ def test_a_changed_model_is_no_longer_its_engines(change: str) -> None:
 
 def test_threads_share_an_engine() -> None:
     loaded, prompt = load(weights="int8"), prompt_of(30)
-    alone = generate(loaded.model, prompt, loaded.drafter("greedy"), max_new_tokens=24).sequences
+    single = generate(loaded.model, prompt, loaded.drafter("greedy"), max_new_tokens=24).sequences
     texts: list[torch.Tensor] = []
 
     def decode(system: str) -> None:
@@ -336,7 +336,7 @@ def test_threads_share_an_engine() -> None:
     for thread in threads:
         thread.join()
     assert len(texts) == 12
-    assert all(torch.equal(text, alone) for text in texts)
+    assert all(torch.equal(text, single) for text in texts)
 
 
 def test_a_forked_child_computes_and_decodes() -> None:
@@ -381,13 +381,13 @@ def test_an_interrupted_decode_leaves_the_engine_usable() -> None:
             raise KeyboardInterrupt
         return torch.zeros(len(tokens), dtype=torch.bool)
 
-    alone = generate(loaded.model, prompt, loaded.drafter("16-tree"), max_new_tokens=24).sequences
+    single = generate(loaded.model, prompt, loaded.drafter("16-tree"), max_new_tokens=24).sequences
     with pytest.raises(KeyboardInterrupt):
         generate(
             loaded.model, prompt, loaded.drafter("16-tree"), max_new_tokens=24,
             stopping_criteria=StoppingCriteriaList([interrupt]),
         )  # fmt: skip
-    assert torch.equal(generate(loaded.model, prompt, loaded.drafter("16-tree"), max_new_tokens=24).sequences, alone)
+    assert torch.equal(generate(loaded.model, prompt, loaded.drafter("16-tree"), max_new_tokens=24).sequences, single)
 
 
 def test_weights_are_chosen_by_name(tmp_path: Path, llama_file: Path) -> None:
@@ -429,14 +429,14 @@ def test_texts_are_the_same_with_drafts_and_without(weights: str) -> None:
     loaded = load(weights=weights)
     assert loaded.weights == weights
     prompts = torch.tensor([prompt_of(20, seed) for seed in range(4)])
-    alone = generate(loaded.model, prompts, loaded.drafter("greedy"), max_new_tokens=40).sequences
+    single = generate(loaded.model, prompts, loaded.drafter("greedy"), max_new_tokens=40).sequences
     for system in ("vanilla", "16-tree", "copies+16-tree", "16-calibrated", "10-copies"):
-        assert torch.equal(generate(loaded.model, prompts, loaded.drafter(system), max_new_tokens=40).sequences, alone)
+        assert torch.equal(generate(loaded.model, prompts, loaded.drafter(system), max_new_tokens=40).sequences, single)
     if weights == "float32":
         stock = loaded.base.generate(
             prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=40
         )
-        assert torch.equal(alone, stock)
+        assert torch.equal(single, stock)
 
 
 @torch.no_grad()
@@ -473,7 +473,7 @@ def test_the_best_token_is_that_of_all_logits_however_close_others_are(size: flo
 def test_misuse_of_the_compiled_parts_is_refused() -> None:
     engine = make_engine(tiny("llama")).transformer
     cache, tokens = _engine.Cache(engine), np.array([3, 4])
-    for given in (
+    for arguments in (
         ([cache], [2], np.array([3, 500]), np.array([-1, 0]), []),
         ([cache], [2], tokens, np.array([0, -1]), []),
         ([cache], [3], tokens, np.array([-1, 0]), []),
@@ -481,7 +481,7 @@ def test_misuse_of_the_compiled_parts_is_refused() -> None:
         ([cache], [2], tokens, np.array([-1, 0]), [4]),
     ):
         with pytest.raises(ValueError, match="expected"):
-            engine.read(*given, 1)
+            engine.read(*arguments, 1)
     with pytest.raises(ValueError, match="caches of the model"):
         engine.read([_engine.Cache(make_engine(tiny("qwen3")).transformer)], [1], tokens[:1], np.array([-1]), [], 1)
     with pytest.raises(ValueError, match="as many tokens"):
@@ -618,9 +618,9 @@ def test_a_drafter_of_trees_works_on_rows_that_end_at_different_times() -> None:
     loaded = load(weights="float32")
     prompts = torch.tensor([prompt_of(12, seed) for seed in range(5)])
     out = generate(loaded.model, prompts, loaded.drafter("8-tree"), max_new_tokens=30, eos_token_id=199)
-    alone = [
+    single = [
         generate(loaded.model, row, loaded.drafter("greedy"), max_new_tokens=30, eos_token_id=199).sequences[0]
         for row in prompts
     ]
-    for row, text in zip(out.sequences, alone, strict=True):
+    for row, text in zip(out.sequences, single, strict=True):
         assert torch.equal(row[: len(text)], text)

@@ -109,10 +109,10 @@ def test_a_row_of_numbers_has_its_bits_in_any_company(kind: str) -> None:
     matrix = matrix_of(kind, blocks_of(kind, 37, 256), 37, 256)
     x = np.random.default_rng(6).standard_normal((70, 256)).astype(np.float32)
     for isa in range(_engine.isas()):
-        alone = np.concatenate([matrix.multiply(row[None], 1, isa) for row in x])
+        single = np.concatenate([matrix.multiply(row[None], 1, isa) for row in x])
         for rows in (*range(2, 16), 24, 63, 64, 65, 70):
-            assert (matrix.multiply(x[-rows:], 1 + rows % 3, isa) == alone[-rows:]).all(), (isa, rows)
-        assert (matrix.multiply(x) == alone).all()
+            assert (matrix.multiply(x[-rows:], 1 + rows % 3, isa) == single[-rows:]).all(), (isa, rows)
+        assert (matrix.multiply(x) == single).all()
 
 
 @pytest.mark.parametrize("kind", TYPES)

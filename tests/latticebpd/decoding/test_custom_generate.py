@@ -160,10 +160,10 @@ def test_streamers_are_given_the_prompt_once_and_every_token(
 ) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
     model: Any = bundle.model.base
-    given = tokenizer("The history of the city", return_tensors="pt")
+    inputs = tokenizer("The history of the city", return_tensors="pt")
     drafter = TreeDrafter(bundle.model, bundle.lm, num_nodes=16)
     arguments: dict[str, Any] = {
-        **given,
+        **inputs,
         "max_new_tokens": 24,
         "do_sample": False,
         "custom_generate": custom_generate(drafter),
@@ -236,15 +236,15 @@ class MultiTokenEOSCriteria(StoppingCriteria):
 
 def test_rows_end_one_by_one_where_the_harness_cuts_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny("llama", seed=3), letters()
-    given: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    plain = model.generate(**RAGGED, **given)[:, 4:].tolist()
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    plain = model.generate(**RAGGED, **settings)[:, 4:].tolist()
     end = next(token for token in plain[0] if all(token in row[2:] for row in plain))
     monkeypatch.setattr(type(tokenizer), "__deepcopy__", lambda *_: pytest.fail("a copied tokenizer"), raising=False)
     found = []
     for drafter in (None, NoDrafter(), GoldDrafter(plain, 4)):
         decoding = {} if drafter is None else {"custom_generate": custom_generate(drafter)}
         criteria = StoppingCriteriaList([MultiTokenEOSCriteria(end, tokenizer, 3)])
-        rows = model.generate(**RAGGED, **given, stopping_criteria=criteria, **decoding)[:, 4:].tolist()
+        rows = model.generate(**RAGGED, **settings, stopping_criteria=criteria, **decoding)[:, 4:].tolist()
         found.append([row[: row.index(end)] for row in rows])
         if drafter is not None:
             assert all(not any(row[row.index(end) + 1 :]) for row in rows)  # padding

@@ -164,7 +164,7 @@ def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> 
     """Left or right padding, ragged acceptance, and counts that do not depend on batching."""
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
     lm = trigram()
-    alone = [
+    separate = [
         generate(model, prompt, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW) for prompt in prompts
     ]
     for left in (True, False):
@@ -176,12 +176,12 @@ def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> 
             model, ids, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW, attention_mask=mask, trace=True
         )
         assert out.sequences[:, :5].tolist() == ids
-        assert out.sequences[:, 5:].tolist() == [single.sequences[0, -NEW:].tolist() for single in alone]
-        assert out.num_calls == sum(single.num_calls for single in alone)
-        assert out.num_passes == max(single.num_calls for single in alone)
-        assert out.verified_tokens == sum(single.verified_tokens for single in alone)
+        assert out.sequences[:, 5:].tolist() == [single.sequences[0, -NEW:].tolist() for single in separate]
+        assert out.num_calls == sum(single.num_calls for single in separate)
+        assert out.num_passes == max(single.num_calls for single in separate)
+        assert out.verified_tokens == sum(single.verified_tokens for single in separate)
         assert out.trace is not None
-        for row, single in enumerate(alone):
+        for row, single in enumerate(separate):
             assert out.blocks(row) == [
                 [int(out.sequences[row, 5])],
                 *(step.committed for step in out.trace if step.row == row),

@@ -117,15 +117,15 @@ def test_hidden_state_is_unknown_before_the_prompt_is_read(model: BlockwiseLM) -
 
 def test_row_without_an_early_draft_has_a_prefill_and_its_counts_do_not_depend_on_the_batch(model: BlockwiseLM) -> None:
     repeating, fresh = [3, 4, 5, 3, 4, 5, 3, 4], [6, 7, 8, 9, 10, 11, 12, 13]
-    alone = [
+    single = [
         generate(model, prompt, PromptNgramDrafter(), max_new_tokens=8, trace=True) for prompt in (repeating, fresh)
     ]
     together = generate(model, [repeating, fresh], PromptNgramDrafter(), max_new_tokens=8, trace=True)
-    assert [out.prefilled for out in alone] == [(False,), (True,)]
+    assert [out.prefilled for out in single] == [(False,), (True,)]
     assert together.prefilled == (False, True)
-    assert together.num_calls == sum(out.num_calls for out in alone)
-    assert together.verified_tokens == sum(out.verified_tokens for out in alone)
-    assert [together.blocks(row) for row in range(2)] == [out.blocks() for out in alone]
+    assert together.num_calls == sum(out.num_calls for out in single)
+    assert together.verified_tokens == sum(out.verified_tokens for out in single)
+    assert [together.blocks(row) for row in range(2)] == [out.blocks() for out in single]
 
 
 def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -> None:

@@ -38,11 +38,11 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_drafts_change_nothing_in_a_batch(name: str, weights: str, threads: int) -> None:
     base = on_engine(weights)
     prompts = torch.tensor([[0, 0, 4, 9, 5], [5, 6, 7, 8, 3]])
-    given = {"max_new_tokens": 30, "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])}
-    expected = generate(base, prompts, NoDrafter(), **given).sequences
+    settings = {"max_new_tokens": 30, "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])}
+    expected = generate(base, prompts, NoDrafter(), **settings).sequences
     if weights == "float32":
-        assert torch.equal(base.generate(prompts, do_sample=False, **given), expected)
-    found = generate(with_heads(base), prompts, DRAFTERS[name](with_heads(base), expected[:, 5:].tolist()), **given)
+        assert torch.equal(base.generate(prompts, do_sample=False, **settings), expected)
+    found = generate(with_heads(base), prompts, DRAFTERS[name](with_heads(base), expected[:, 5:].tolist()), **settings)
     assert torch.equal(found.sequences, expected)
 
 
@@ -66,12 +66,12 @@ def test_the_bundled_model_writes_what_its_generate_writes() -> None:
 def test_processors_and_sampling_are_those_of_generate(do_sample: bool) -> None:
     model: Any = on_engine()
     prompt = torch.tensor([[4, 9, 5, 9]])
-    given = {"max_new_tokens": 24, "logits_processor": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])}
+    settings = {"max_new_tokens": 24, "logits_processor": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])}
     texts = []
     drafters = (NoDrafter(), drafter_named("8-copies", None))
     for decoding in ({}, *({"custom_generate": custom_generate(each)} for each in drafters)):
         torch.manual_seed(0)
-        texts.append(model.generate(prompt, do_sample=do_sample, **given, **decoding).tolist())
+        texts.append(model.generate(prompt, do_sample=do_sample, **settings, **decoding).tolist())
     assert texts[1:] == texts[:1] * 2
 
 
@@ -81,7 +81,7 @@ def halved(model: Any) -> None:
 
 
 def hooked(model: Any) -> None:
-    model.model.layers[1].register_forward_hook(lambda module, given, output: output)
+    model.model.layers[1].register_forward_hook(lambda module, inputs, output: output)
 
 
 @pytest.mark.parametrize(("change", "what"), [(halved, "changed weights"), (hooked, "a hook")])

@@ -238,16 +238,16 @@ def test_what_looks_at_a_rows_prompt_looks_at_its_own(name: str) -> None:
     model = configured("llama", CASES[name])
     together = generate(model, RAGGED, NoDrafter(), attention_mask=MASK, max_new_tokens=NEW).sequences
     for row, kept in enumerate(MASK.bool()):
-        alone = generate(model, RAGGED[row][kept], NoDrafter(), max_new_tokens=NEW).sequences
-        assert together[row, 4:].tolist() == alone[0, -NEW:].tolist()
+        single = generate(model, RAGGED[row][kept], NoDrafter(), max_new_tokens=NEW).sequences
+        assert together[row, 4:].tolist() == single[0, -NEW:].tolist()
 
 
 @pytest.mark.parametrize("ends", [[], [21], [9, 21]])
 def test_without_a_mask_the_padding_token_is_padding_unless_it_ends_texts(ends: list[int]) -> None:
     model: Any = configured("llama", {"pad_token_id": 9, "eos_token_id": ends or None})
     plain, padded = torch.tensor([[5, 4, 6]]), torch.tensor([[9, 9, 5, 4, 6]])
-    alone, texts = (model.generate(ids, do_sample=False, max_new_tokens=NEW)[0].tolist() for ids in (plain, padded))
-    assert (texts[2:] == alone) == (9 not in ends)
+    single, texts = (model.generate(ids, do_sample=False, max_new_tokens=NEW)[0].tolist() for ids in (plain, padded))
+    assert (texts[2:] == single) == (9 not in ends)
     assert generate(model, padded, NoDrafter(), max_new_tokens=NEW).sequences.tolist() == [texts]
 
 

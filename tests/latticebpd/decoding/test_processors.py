@@ -65,8 +65,8 @@ def test_batch_is_processed_row_by_row_without_its_padding() -> None:
     processors = LogitsProcessorList(PROCESSORS["both, and a forbidden token"])
     out = generate(model, prompts, NoDrafter(), max_new_tokens=16, attention_mask=mask, logits_processor=processors)
     for row, kept in enumerate(mask.bool()):
-        alone = generate(model, prompts[row][kept], NoDrafter(), max_new_tokens=16, logits_processor=processors)
-        assert out.sequences[row, 4:].tolist() == alone.sequences[0, -16:].tolist()
+        single = generate(model, prompts[row][kept], NoDrafter(), max_new_tokens=16, logits_processor=processors)
+        assert out.sequences[row, 4:].tolist() == single.sequences[0, -16:].tolist()
 
 
 def test_processor_that_remembers_calls_is_refused() -> None:

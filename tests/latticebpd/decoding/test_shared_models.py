@@ -45,18 +45,18 @@ def text_of(loaded: Loaded, prompt: str, system: str, **options: Any) -> list[in
 
 
 def test_decodes_of_an_event_loop_share_a_model(loaded: Loaded) -> None:
-    alone = {prompt: text_of(loaded, prompt, "greedy") for prompt in PROMPTS}
+    single = {prompt: text_of(loaded, prompt, "greedy") for prompt in PROMPTS}
 
     async def together() -> list[list[int]]:
         tasks = [asyncio.to_thread(text_of, loaded, prompt, system) for prompt in PROMPTS for system in SYSTEMS]
         return await asyncio.gather(*tasks)
 
-    assert asyncio.run(together()) == [alone[prompt] for prompt in PROMPTS for _ in SYSTEMS]
+    assert asyncio.run(together()) == [single[prompt] for prompt in PROMPTS for _ in SYSTEMS]
 
 
 def test_a_cancelled_decode_ends_by_its_stop_rule_and_leaves_the_others_alone(loaded: Loaded) -> None:
     """Cancelling a task ends its waiting, not its thread; a stop rule ends that."""
-    alone = text_of(loaded, PROMPTS[0], "greedy")
+    single = text_of(loaded, PROMPTS[0], "greedy")
     begun, ended, results = threading.Event(), threading.Event(), list[list[int]]()
 
     def stopped(tokens: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -77,10 +77,10 @@ def test_a_cancelled_decode_ends_by_its_stop_rule_and_leaves_the_others_alone(lo
         ended.set()
         return other
 
-    assert asyncio.run(cancelled()) == alone  # which waits for the thread
+    assert asyncio.run(cancelled()) == single  # which waits for the thread
     (part,) = results
-    assert part == alone[: len(part)]
-    assert len(part) < len(alone)
+    assert part == single[: len(part)]
+    assert len(part) < len(single)
 
 
 DECODE = """

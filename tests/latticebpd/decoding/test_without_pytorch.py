@@ -137,10 +137,10 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
     source: Any = load(llama).source
     hidden, layers = np.random.default_rng(0).normal(0, 3, (2, 4, 64)).astype(np.float32)
     for k, slots, depths in ((5, None, [1, 9, 4, 2]), (41, 2, [9] * 4), (64, 3, [3] * 4)):
-        given: Any = [State(row, [1, 2], 1, hidden[row], depth, (), layers[[row]]) for row, depth in enumerate(depths)]  # type: ignore[arg-type]
-        own = source.with_shape(k, slots).lattices(given)
+        states: Any = [State(row, [1, 2], 1, hidden[row], depth, (), layers[[row]]) for row, depth in enumerate(depths)]  # type: ignore[arg-type]
+        own = source.with_shape(k, slots).lattices(states)
         assert [each.slots for each in own] == [min(depth, slots or 4) for depth in depths]
-        for ours, theirs in zip(own, HeadLattices(source.target, k, slots).lattices(given), strict=True):
+        for ours, theirs in zip(own, HeadLattices(source.target, k, slots).lattices(states), strict=True):
             assert theirs is not None
             np.testing.assert_array_equal(ours.tokens, theirs.tokens)
             if not source.target.heads.reads_token:
@@ -155,7 +155,7 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
     plain: Any = load(llama, bigram=False).source
     for each in (plain, plain.with_shape(5), plain.stock()):
         assert not each.has_transitions
-        assert each.lattices(given)[0].transitions is None
+        assert each.lattices(states)[0].transitions is None
     text = PROMPTS[30 % 24]
     ours, theirs = (each.lattices_of_text(text, range(3)) for each in (source, HeadLattices(source.target)))
     assert next(ours)[0] == next(theirs)[0]
@@ -197,7 +197,7 @@ def test_what_needs_the_model_reads_it_and_runs_on_the_same_engine(
     found = generate(loaded.model, PROMPTS[1], NoDrafter(), max_new_tokens=20)
     for drafting in (loaded, load(llama)):
         assert torch.equal(found.sequences, drafting.generate(PROMPTS[1], max_new_tokens=20).sequences)
-    loaded.base.model.layers[0].register_forward_hook(lambda module, given, output: output)
+    loaded.base.model.layers[0].register_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(ValueError, match="got a hook"):
         loaded.generate(PROMPTS[1], max_new_tokens=20)
 

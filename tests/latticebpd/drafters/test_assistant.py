@@ -108,12 +108,12 @@ def test_rows_do_not_depend_on_each_other_and_the_cache_follows_growing_texts(lo
     for _ in range(3):
         together = source.lattices([moment(text, row=row) for row, text in enumerate(texts)])
         for text, lattice in zip(texts, together, strict=True):
-            (alone,) = loaded.lattice_source(k=4, slots=5).lattices([moment(text)])
-            assert alone is not None
+            (single,) = loaded.lattice_source(k=4, slots=5).lattices([moment(text)])
+            assert single is not None
             assert lattice is not None
-            np.testing.assert_array_equal(alone.tokens, lattice.tokens)
-            np.testing.assert_allclose(alone.log_probs, lattice.log_probs, atol=1e-4)
-            np.testing.assert_allclose(alone.transitions, lattice.transitions, atol=1e-4)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(single.tokens, lattice.tokens)
+            np.testing.assert_allclose(single.log_probs, lattice.log_probs, atol=1e-4)
+            np.testing.assert_allclose(single.transitions, lattice.transitions, atol=1e-4)  # type: ignore[arg-type]
         texts = [[*text, text[0], 6] for text in texts]
     short = source.lattices([moment([3, 1], max_depth=2), moment([3, 1, 4], max_depth=1)])
     assert [lattice.slots for lattice in short if lattice is not None] == [2, 1]

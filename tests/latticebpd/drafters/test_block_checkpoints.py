@@ -74,9 +74,9 @@ def assert_same(one: BlockDrafter, other: BlockDrafter) -> None:
     """In all that they compute."""
     positions, visible = anchored_blocks(torch.tensor([[3, 5]]), 4, 6, one.config.causal_head)
     torch.manual_seed(0)
-    given = torch.randn(1, 6, 48), torch.arange(6)[None], torch.randn(1, 8, 24), positions, visible
+    inputs = torch.randn(1, 6, 48), torch.arange(6)[None], torch.randn(1, 8, 24), positions, visible
     with torch.inference_mode():
-        assert torch.equal(one(*given), other(*given))
+        assert torch.equal(one(*inputs), other(*inputs))
     assert {name: tensor.tolist() for name, tensor in one.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in other.state_dict().items()
     }

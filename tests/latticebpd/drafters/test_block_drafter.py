@@ -105,8 +105,8 @@ def test_a_context_read_piece_by_piece_is_the_context_read_at_once(causal: bool)
         for begin, end in ((0, 3), (3, 4), (4, 7)):
             drafter.read(states[:, begin:end], torch.arange(begin, end)[None], cache)
         pieces = drafter.fill(block, positions, visible, cache)
-        whole = drafter(states, torch.arange(7)[None], block, positions, visible)
-    torch.testing.assert_close(pieces, whole)
+        full = drafter(states, torch.arange(7)[None], block, positions, visible)
+    torch.testing.assert_close(pieces, full)
 
 
 @pytest.mark.parametrize(("from_anchor", "said"), [(False, [1, 2, 3, 5, 6, 7]), (True, list(range(8)))])
@@ -165,9 +165,9 @@ def test_default_layers_are_dflashs(draft: int, target: int, layers: tuple[int, 
     ],
 )
 def test_numbers_that_describe_no_drafter_are_refused_by_name(parts: dict[str, Any], message: str) -> None:
-    given = {"block_size": 4, "mask_token_id": MASK} | parts
+    inputs = {"block_size": 4, "mask_token_id": MASK} | parts
     with pytest.raises(ValueError, match=message):
-        config_for(tiny_target(), 2, **given)
+        config_for(tiny_target(), 2, **inputs)
 
 
 @pytest.mark.parametrize("tokens", [[3, 2, 9], [1, 2], [1, 2, VOCAB], None])

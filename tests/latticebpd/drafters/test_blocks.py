@@ -147,11 +147,11 @@ def test_a_kept_context_gives_the_lattices_of_one_read_anew(kind: str) -> None:
         def propose(self, states: list[State]) -> list[DraftTree]:
             found = kept.lattices(states)
             for lattice, state in zip(found, states, strict=True):
-                (alone,) = BlockLattices(drafter, target, 4).lattices([state])
+                (single,) = BlockLattices(drafter, target, 4).lattices([state])
                 assert lattice is not None
-                assert alone is not None
-                assert np.array_equal(lattice.tokens, alone.tokens)
-                np.testing.assert_allclose(lattice.log_probs, alone.log_probs, atol=1e-4)
+                assert single is not None
+                assert np.array_equal(lattice.tokens, single.tokens)
+                np.testing.assert_allclose(lattice.log_probs, single.log_probs, atol=1e-4)
                 self.compared += 1
             return [
                 DraftTree.from_paths([text])

@@ -109,8 +109,8 @@ def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: Blockwis
     states, logits = heads(inputs), heads.logits(inputs, output)
     assert logits.shape == (2, 5, 3, 23)
     for index in range(3):
-        alone = heads.head_state(index, inputs.reshape(-1, heads.input_size))
-        torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
+        single = heads.head_state(index, inputs.reshape(-1, heads.input_size))
+        torch.testing.assert_close(single.view(2, 5, 16), states[:, :, index])
 
 
 def test_logits_of_each_heads_own_rows(heads: Heads, model: BlockwiseLM) -> None:
@@ -162,12 +162,12 @@ def test_heads_read_the_states_of_further_layers(model: BlockwiseLM, kind: str, 
         states = model.base.base_model(text[None], output_hidden_states=True)
     hidden, first = states.last_hidden_state[0], states.hidden_states[1][0]
     others = [first, *([model.base.get_output_embeddings().weight[text.roll(-1)]] if kind == "conditioned" else [])]
-    given = [hidden, *(each / (each.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() for each in others)]
+    inputs = [hidden, *(each / (each.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() for each in others)]
     source = HeadLattices(own, k=5)
     assert source.needs_layers == (0,)
     ((of_text, _),) = source.lattices_of_text(text.tolist(), range(2, 6))
     for position, lattice in zip(range(2, 6), of_text, strict=True):
-        read = torch.cat(given, dim=1)[position]
+        read = torch.cat(inputs, dim=1)[position]
         expected = [
             hidden[position] + torch.nn.functional.silu(read @ up) @ down
             for up, down in zip(heads.up, heads.down, strict=True)
@@ -261,8 +261,8 @@ def test_new_transitions_change_no_state_and_are_kept_with_their_heads(model: Bl
     randomised(own.heads)
     own.save_pretrained(tmp_path)
     again = BlockwiseLM.from_pretrained(tmp_path)
-    given = torch.randn(2, 3, 16), torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 4)
-    torch.testing.assert_close(again.pair_scores(*given), own.pair_scores(*given))
+    inputs = torch.randn(2, 3, 16), torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 4)
+    torch.testing.assert_close(again.pair_scores(*inputs), own.pair_scores(*inputs))
     for width in (6, -1, "wide"):
         config = json.loads((tmp_path / "heads.json").read_text()) | {"transition_size": width}
         (tmp_path / "heads.json").write_text(json.dumps(config))
@@ -372,11 +372,11 @@ def test_heads_of_another_width_are_refused() -> None:
 @pytest.mark.parametrize("name", ["config.json", "heads.json", "heads.safetensors", "model.safetensors"])
 def test_missing_or_damaged_file_is_a_value_error(model: BlockwiseLM, tmp_path: Path, name: str) -> None:
     model.save_pretrained(tmp_path)
-    whole = (tmp_path / name).read_bytes()
+    full = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=str(tmp_path)):
         BlockwiseLM.from_pretrained(tmp_path)
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / name).write_bytes(full[: len(full) // 2])
     with pytest.raises(ValueError, match=str(tmp_path)):
         BlockwiseLM.from_pretrained(tmp_path)
 

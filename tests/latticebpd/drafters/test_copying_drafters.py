@@ -38,12 +38,15 @@ def brute_force_matches(
 ) -> list[tuple[int, list[int]]]:
     """For every inner place of ``tokens``, how much of what stands before it ends ``text``; grouped by that length."""
     lengths: dict[int, list[int]] = {}
-    for place in range(1, len(tokens)):
+    for position in range(1, len(tokens)):
         length = 0
-        while length < min(max_length, place, len(text)) and tokens[place - 1 - length] == text[len(text) - 1 - length]:
+        while (
+            length < min(max_length, position, len(text))
+            and tokens[position - 1 - length] == text[len(text) - 1 - length]
+        ):
             length += 1
         if length >= min_length:
-            lengths.setdefault(length, []).append(place)
+            lengths.setdefault(length, []).append(position)
     return sorted(lengths.items(), reverse=True)
 
 
@@ -78,11 +81,11 @@ def test_index_keeps_the_latest_places_only() -> None:
 def test_a_copy_runs_past_its_source_as_a_text_of_that_period_would(
     source: list[int], length: int, data: st.DataObject
 ) -> None:
-    place = data.draw(st.integers(0, len(source) - 1))
-    whole = source + [0] * length
-    for position in range(len(source), len(whole)):
-        whole[position] = whole[position - (len(source) - place)]
-    assert copied(source, place, length) == whole[place : place + length]
+    index = data.draw(st.integers(0, len(source) - 1))
+    full = source + [0] * length
+    for position in range(len(source), len(full)):
+        full[position] = full[position - (len(source) - index)]
+    assert copied(source, index, length) == full[index : index + length]
 
 
 @given(
@@ -138,9 +141,9 @@ def test_prompt_drafter_that_saw_the_text_grow_drafts_as_one_that_sees_it_whole(
     for step in steps:
         seen = min(seen + step, len(text))
         trees = growing.propose([state(text[:seen], 1)])
-    whole = PromptNgramDrafter(max_matches=64).propose([state(text[:seen], 1)])
-    assert trees[0].tokens.tolist() == whole[0].tokens.tolist()
-    assert trees[0].parents.tolist() == whole[0].parents.tolist()
+    full = PromptNgramDrafter(max_matches=64).propose([state(text[:seen], 1)])
+    assert trees[0].tokens.tolist() == full[0].tokens.tolist()
+    assert trees[0].parents.tolist() == full[0].parents.tolist()
 
 
 def calls_along(drafter: Drafter, text: list[int]) -> int:
@@ -305,8 +308,8 @@ def check_copying_drafters(data: st.DataObject) -> None:
     for text in texts:
         edited.append(list(text))
         for _ in range(data.draw(st.integers(0, 4))):
-            place = data.draw(st.integers(0, len(edited[-1])))
-            edited[-1][place : place + data.draw(st.integers(0, 2))] = data.draw(
+            position = data.draw(st.integers(0, len(edited[-1])))
+            edited[-1][position : position + data.draw(st.integers(0, 2))] = data.draw(
                 st.lists(st.integers(0, 22), max_size=2)
             )
     options = CollectOptions(k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))

@@ -68,10 +68,10 @@ def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
         assert all(keep[:found].all() and not keep[found:].any() for keep in kept)
         assert promised[found] == pytest.approx(max(promised))
         took = float(curve.of(rows, np.array([found + 1]))[0]) + curve.drafting_of(rows)
-        alone = (
+        single = (
             promised[found] * took / rows * float(curve.of(rows, np.array([1]))[0])
         )  # seconds of as many tokens without drafts
-        assert saved == pytest.approx(alone - took)
+        assert saved == pytest.approx(single - took)
         sizes.add(found)
     assert len(sizes) > 10
     assert 0 in sizes  # where drafting does not pay, nothing is drafted

@@ -87,8 +87,8 @@ def test_losses_are_those_of_the_sequences_one_by_one(family: str, kind: str) ->
         drafted = model.head_logits(hidden, following=torch.tensor(target))
         every = torch.cat([logits[:, None], drafted], dim=1).log_softmax(-1)
         for head in range(4):
-            for place in range(len(target) - head):
-                sums[head] -= float(every[place, head, target[place + head]])
+            for position in range(len(target) - head):
+                sums[head] -= float(every[position, head, target[position + head]])
                 counts[head] += 1
     values = objective(objective.data.batch(list(range(5)), EveryHead(), np.ones(objective.model.num_heads, bool), [0]))
     assert float(values["base_loss"]) == pytest.approx(sums[0] / counts[0], rel=1e-5)
@@ -140,7 +140,7 @@ def translations(count: int) -> Texts:
     rows, lengths = [], []
     for index in range(count):
         source = [3 + index % 2, *rng.integers(8, 20, index % 4).tolist(), 2]
-        rows.append(np.array(source + [8 + 3 * (index % 2) + place % 3 for place in range(16)]))
+        rows.append(np.array(source + [8 + 3 * (index % 2) + position % 3 for position in range(16)]))
         lengths.append(len(source))
     return Texts.of_rows(rows, lengths, np.uint16)
 

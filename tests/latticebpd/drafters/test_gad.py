@@ -150,8 +150,8 @@ def test_what_a_batch_has_read_already_changes_no_draft(family: str, anchored: b
             rows = [0, 2]  # one that was left out comes back
         states = [state(row, SOURCES[row], texts[row][: read[row]]) for row in rows]
         together = filler.logits(states, 5)
-        for line, alone in zip(together, states, strict=True):
-            torch.testing.assert_close(line, MaskFiller(model).logits([alone], 5)[0], rtol=1e-4, atol=1e-4)
+        for line, single in zip(together, states, strict=True):
+            torch.testing.assert_close(line, MaskFiller(model).logits([single], 5)[0], rtol=1e-4, atol=1e-4)
         for row in rows:
             read[row] = min(len(texts[row]), read[row] + int(rng.integers(1, 4)))
 
@@ -236,8 +236,8 @@ def test_a_column_sees_what_its_layout_says(data: st.DataObject) -> None:
         for column, (kind, number) in enumerate(key or ("padding", 0) for key in keys[places:]):
             for key, seen in zip(keys, columns.visible[row, column], strict=True):
                 if kind != "padding":
-                    whole = kind == "mask" or bidirectional
-                    assert seen == (key is not None and (whole or (key[0] == "text" and key[1] <= number))), (
+                    full = kind == "mask" or bidirectional
+                    assert seen == (key is not None and (full or (key[0] == "text" and key[1] <= number))), (
                         row,
                         column,
                         key,
@@ -304,8 +304,8 @@ def test_lattices_of_a_text_are_those_of_its_decode(bidirectional: bool) -> None
     found = [each for part, _ in source.lattices_of_text(text, range(4), SOURCES[0]) for each in part]
     assert len(found) == 4
     for position, lattice in enumerate(found):
-        alone = MaskLattices(source.model, 4, 5)
-        (expected,) = alone.lattices([state(0, SOURCES[0], text[: position + 2])])
+        single = MaskLattices(source.model, 4, 5)
+        (expected,) = single.lattices([state(0, SOURCES[0], text[: position + 2])])
         assert expected is not None
         slots = expected.slots  # a draft ends where its best token ends the text
         np.testing.assert_array_equal(lattice.tokens[:slots], expected.tokens)

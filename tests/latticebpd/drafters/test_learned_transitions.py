@@ -176,14 +176,14 @@ def test_walk_beam_and_exact_searches_are_those_over_all_paths(kind: str) -> Non
     for row in (0, 1, *differing[:2]):
         lattice = lattices[row]
         paths = all_paths(kind, row)
-        whole = {path: weight for path, weight in paths.items() if len(path) == 3}
+        full = {path: weight for path, weight in paths.items() if len(path) == 3}
         tokens, _ = softmaxes(kind, row)
         walk: tuple[int, ...] = ()
         for slot in range(3):  # the authors' own draft
             walk = max(((*walk, token) for token in tokens[slot]), key=lambda path: paths[path])
         assert chains[row] == walk
         (best,) = every.paths([lattice], [[]], 5)
-        expected = sorted(whole, key=lambda path: -whole[path])
+        expected = sorted(full, key=lambda path: -full[path])
         assert [tuple(path) for path in best.tokens.tolist()] == expected[:5]
         (tree,) = BestTree(every, 9).draft([lattice], [[]])
         assert prefixes(tree) == sorted(paths, key=lambda path: -paths[path])[:9]
@@ -204,20 +204,20 @@ def test_an_ngram_is_composed_on_top_exactly(kind: str) -> None:
     lm, alpha, context = trigram(VOCAB), 0.7, [3, 9]
     for row, lattice in enumerate(drawn(kind)[-1][:4]):
         paths, (tokens, _) = all_paths(kind, row), softmaxes(kind, row)
-        whole = {
+        full = {
             path: weight + alpha * sum(lm.log_prob(token, [*context, *path[:at]]) for at, token in enumerate(path))
             for path, weight in paths.items()
             if len(path) == 3
         }
         best = as_scorer(lm, alpha).paths([lattice], [context], 4)[0]
-        assert [tuple(path) for path in best.tokens.tolist()] == sorted(whole, key=lambda path: -whole[path])[:4]
+        assert [tuple(path) for path in best.tokens.tolist()] == sorted(full, key=lambda path: -full[path])[:4]
         chained: dict[tuple[int, ...], float] = {(): 0.0}
         for path in paths:  # shorter ones come first
-            given = {
+            scores = {
                 token: paths[(*path[:-1], token)] + alpha * lm.log_prob(token, [*context, *path[:-1]])
                 for token in tokens[len(path) - 1]
             }
-            chained[path] = chained[path[:-1]] + given[path[-1]] - float(np.logaddexp.reduce(list(given.values())))
+            chained[path] = chained[path[:-1]] + scores[path[-1]] - float(np.logaddexp.reduce(list(scores.values())))
         del chained[()]
         (tree,) = BestTree(as_scorer(lm, alpha), 8).draft([lattice], [context])
         assert prefixes(tree) == sorted(chained, key=lambda path: -chained[path])[:8]
@@ -268,9 +268,9 @@ def test_new_convolutions_change_nothing() -> None:
     new = BlockDrafter(tiny_drafter(target, block_size=4, **CONVOLUTIONS).config)
     assert all("_conv." in name for name in new.load_state_dict(plain.state_dict(), strict=False).missing_keys)
     positions, visible = anchored_blocks(torch.tensor([[2, 3]]), 4, 3, False)
-    given = (torch.randn(1, 3, 48), torch.arange(3)[None], torch.randn(1, 8, 24), positions, visible)
+    inputs = (torch.randn(1, 3, 48), torch.arange(3)[None], torch.randn(1, 8, 24), positions, visible)
     with torch.inference_mode():
-        torch.testing.assert_close(new(*given), plain(*given))
+        torch.testing.assert_close(new(*inputs), plain(*inputs))
 
 
 @torch.inference_mode()
@@ -283,8 +283,8 @@ def test_a_window_hides_what_is_further_back() -> None:
     keys = torch.arange(10)
     near = visible & (positions[..., None] - keys < window)
     assert 0 < int(near.sum()) < int(visible.sum())
-    given = (states, torch.arange(6)[None], block, positions)
-    torch.testing.assert_close(sliding(*given, visible), plain(*given, near))
+    inputs = (states, torch.arange(6)[None], block, positions)
+    torch.testing.assert_close(sliding(*inputs, visible), plain(*inputs, near))
 
 
 @pytest.mark.parametrize("kind", KINDS)

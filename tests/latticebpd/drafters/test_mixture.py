@@ -89,11 +89,11 @@ def test_second_drafter_is_asked_for_unsure_rows_alone() -> None:
     sure, unsure = tree({(5,): 0.8, (5, 6): 0.7}), tree({(5,): 0.3})
     second = Fixed(tree({(9,): 0.9}), tree({(9,): 0.9}), tree({(7,): 0.5}))
     mixture = MixtureDrafter(Fixed(sure, unsure, DraftTree.empty()), second, num_nodes=4, sure=0.6)
-    first, mixed, alone = mixture.propose(states(3))
+    first, mixed, single = mixture.propose(states(3))
     assert second.asked == [1, 2]
     assert prefixes(first) == pytest.approx({(5,): 0.8, (5, 6): 0.7})
     assert prefixes(mixed) == pytest.approx({(5,): 0.3, (9,): 0.63})
-    assert prefixes(alone) == pytest.approx({(7,): 0.5})
+    assert prefixes(single) == pytest.approx({(7,): 0.5})
 
 
 @pytest.mark.filterwarnings("error")

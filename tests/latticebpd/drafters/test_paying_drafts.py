@@ -142,6 +142,6 @@ def test_names_tell_whose_trees_tell_probabilities(name: str, expected: bool, mo
 
     assert tells_probabilities(name) == expected
     drafter = drafter_named(name, HeadLattices(model))
-    made = drafter.propose([State(0, [1, 2, 3, 1, 2], 4, model.base.lm_head.weight[0].detach(), 8)])[0]
-    assert (len(made) > 0 and made.log_probs is not None) == expected
+    tree = drafter.propose([State(0, [1, 2, 3, 1, 2], 4, model.base.lm_head.weight[0].detach(), 8)])[0]
+    assert (len(tree) > 0 and tree.log_probs is not None) == expected
     assert isinstance(drafter, LatticeDrafter) or "copies" in name or name == "greedy"

@@ -70,10 +70,10 @@ def test_heat_map_is_that_of_decoding_again_by_hand(family: str, seed: int) -> N
     found = trajectory(jacobi(model, PROMPT, RandomTokens(VOCABULARY, seed), LENGTH, max_new_tokens=LENGTH, trace=True))
     values = found.values[0].tolist()
     for number in range(found.passes):
-        chosen = [plainly(model, PROMPT, values[:place]) for place in range(LENGTH)]
-        for place, (token, probabilities) in enumerate(chosen):
-            right, was_right = token == found.tokens[place], values[place] == found.tokens[place]
-            ahead = any(chosen[j][0] != found.tokens[j] for j in range(place + 1))
+        chosen = [plainly(model, PROMPT, values[:position]) for position in range(LENGTH)]
+        for position, (token, probabilities) in enumerate(chosen):
+            right, was_right = token == found.tokens[position], values[position] == found.tokens[position]
+            ahead = any(chosen[j][0] != found.tokens[j] for j in range(position + 1))
             expected = (
                 TokenStatus.NOT_RIGHT
                 if not right
@@ -83,9 +83,9 @@ def test_heat_map_is_that_of_decoding_again_by_hand(family: str, seed: int) -> N
                 if ahead
                 else TokenStatus.SETTLED
             )
-            assert found.cells[number, place] == expected
-            if not np.isnan(found.probabilities[number, place]):
-                assert found.probabilities[number, place] == pytest.approx(float(probabilities[token]), abs=1e-4)
+            assert found.cells[number, position] == expected
+            if not np.isnan(found.probabilities[number, position]):
+                assert found.probabilities[number, position] == pytest.approx(float(probabilities[token]), abs=1e-4)
         values = [token for token, _ in chosen]
         assert found.values[number + 1].tolist() == values
     assert values == found.tokens
@@ -169,12 +169,12 @@ def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
     def rule(tokens: Sequence[int]) -> int:
         """Place 1 needs place 0; place 2 needs only that place 1 is a value above 50, which it becomes before it is
         right."""
-        place = len(tokens) - 1
-        if place == 0:
+        position = len(tokens) - 1
+        if position == 0:
             return 60
-        if place == 1:
+        if position == 1:
             return 61
-        if place == 2:
+        if position == 2:
             return 62 if tokens[2] == 61 else 70 if tokens[1] == 60 else 5
         return 80 if tokens[3] > 50 else 6
 
@@ -205,7 +205,8 @@ def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=8))
 def test_edges_keep_every_path_and_no_edge_beside_one(needs: list[set[int]]) -> None:
     waits = [
-        [Wait(place, on, 0.1) for on in sorted(on for on in each if on < place)] for place, each in enumerate(needs)
+        [Wait(position, on, 0.1) for on in sorted(on for on in each if on < position)]
+        for position, each in enumerate(needs)
     ]
     every = {(wait.on, wait.position) for each in waits for wait in each}
     kept = {(edge.on, edge.position) for edge in Dependencies(waits, {}).edges}
@@ -254,7 +255,7 @@ def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -
 
 def test_statistics_are_the_sums_of_the_texts(sentences: list[Sentence]) -> None:
     found = corpus_statistics(sentences)
-    tokens = [(sentence, place) for sentence in sentences for place in range(len(sentence.pieces))]
+    tokens = [(sentence, position) for sentence in sentences for position in range(len(sentence.pieces))]
     since = [sentence.trajectory.right_since.tolist() for sentence in sentences]
     everything = found.classes[-1]
     assert (found.texts, found.tokens, everything.tokens) == (3, len(tokens), len(tokens))
@@ -262,7 +263,9 @@ def test_statistics_are_the_sums_of_the_texts(sentences: list[Sentence]) -> None
     assert everything.in_parallel == sum(a >= b for each in since for a, b in pairwise(each))
     assert everything.followers == len(tokens) - 3
     assert everything.mean_pass == pytest.approx(np.mean([number for each in since for number in each]))
-    assert everything.mean_waits == pytest.approx(np.mean([len(s.dependencies.waits[place]) for s, place in tokens]))
+    assert everything.mean_waits == pytest.approx(
+        np.mean([len(s.dependencies.waits[position]) for s, position in tokens])
+    )
     assert sum(each.tokens for each in found.classes[:-1]) == len(tokens)
     made_right = sum(each.mean_width * each.texts for each in found.iterations)
     assert round(made_right) == sum(number > 0 for each in since for number in each)

@@ -270,11 +270,11 @@ def test_blocks_of_one_are_greedy_decoding_and_long_blocks_are_jacobi() -> None:
     single = gauss_seidel_jacobi(model, ids, 1, **options)
     assert single.passes.tolist() == single.num_tokens.tolist() == single.blocks.tolist()
     assert hybrid_jacobi(model, ids, 5, max_length=0, **options).passes.tolist() == single.passes.tolist()
-    whole = jacobi(model, ids, **options)
+    full = jacobi(model, ids, **options)
     for wide in (gauss_seidel_jacobi(model, ids, NEW, **options), hybrid_jacobi(model, ids, 100, **options)):
         assert (wide.passes.tolist(), wide.updates.tolist(), wide.blocks.tolist()) == (
-            whole.passes.tolist(),
-            whole.updates.tolist(),
+            full.passes.tolist(),
+            full.updates.tolist(),
             [1] * 3,
         )
 
@@ -295,10 +295,10 @@ def test_a_rows_counts_do_not_depend_on_the_batch() -> None:
     ids, mask = padded([*ROWS, [8, 8, 2]], right=True)  # padding on the left would move the encoder's positions
     together = gauss_seidel_jacobi(model, ids, 4, attention_mask=mask, max_new_tokens=NEW)
     for row, tokens in enumerate([*ROWS, [8, 8, 2]]):
-        alone = gauss_seidel_jacobi(model, tokens, 4, max_new_tokens=NEW)
-        assert alone.tokens() == together.tokens(row)
+        single = gauss_seidel_jacobi(model, tokens, 4, max_new_tokens=NEW)
+        assert single.tokens() == together.tokens(row)
         for name in ("num_tokens", "passes", "updates", "blocks", "columns", "pairs"):
-            assert getattr(alone, name)[0] == getattr(together, name)[row], name
+            assert getattr(single, name)[0] == getattr(together, name)[row], name
     assert together.num_passes == together.passes.max()
 
 
@@ -352,10 +352,10 @@ def test_random_values_do_not_depend_on_blocks_or_batch() -> None:
         "max_new_tokens": NEW,
         "trace": True,
     }
-    whole = jacobi(model, ids, length=NEW, **options)
+    full = jacobi(model, ids, length=NEW, **options)
     blocks = gauss_seidel_jacobi(model, ids, 3, **options)
     for row in range(3):
-        assert initial_of(trajectory(whole, row)) == initial_of(trajectory(blocks, row))
+        assert initial_of(trajectory(full, row)) == initial_of(trajectory(blocks, row))
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "marian", "bloom"])

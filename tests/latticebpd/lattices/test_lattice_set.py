@@ -252,22 +252,22 @@ def test_sets_of_one_shape_are_joined_in_order() -> None:
 
 def test_damaged_lattice_file_is_a_value_error_at_every_length(tmp_path: Path) -> None:
     _lattice_set().save(tmp_path / "l.npz")
-    whole = (tmp_path / "l.npz").read_bytes()
+    full = (tmp_path / "l.npz").read_bytes()
     broken = tmp_path / "broken.npz"
-    for length in range(0, len(whole) - 1, 37):
-        broken.write_bytes(whole[:length])
+    for length in range(0, len(full) - 1, 37):
+        broken.write_bytes(full[:length])
         with pytest.raises(ValueError, match=r"broken\.npz: expected a lattice file"):
             LatticeSet.load(broken)
 
 
 def test_bit_flips_in_a_lattice_file_load_or_raise_value_error(tmp_path: Path) -> None:
     _lattice_set().save(tmp_path / "l.npz")
-    whole = bytearray((tmp_path / "l.npz").read_bytes())
+    full = bytearray((tmp_path / "l.npz").read_bytes())
     rng = np.random.default_rng(3)
     refused = 0
     for _ in range(200):
-        damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        damaged = bytearray(full)
+        damaged[rng.integers(len(full))] ^= 1 << rng.integers(8)
         (tmp_path / "b.npz").write_bytes(damaged)
         try:
             LatticeSet.load(tmp_path / "b.npz")
@@ -319,8 +319,8 @@ def test_unsigned_arrays_of_a_file_are_read_as_the_numbers_they_hold(tmp_path: P
         sequence=np.array([0, 1], np.uint16), vocab_size=np.array(7),
     )  # fmt: skip
     (block,) = blocks([tmp_path / "l.npz"])
-    whole = LatticeSet.load(tmp_path / "l.npz")
-    for found in (block, whole):
+    full = LatticeSet.load(tmp_path / "l.npz")
+    for found in (block, full):
         assert found.sequence is not None
         assert found.sequence.tolist() == [0, 1]
         assert found.tokens.tolist() == tokens.tolist()

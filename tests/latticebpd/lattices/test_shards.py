@@ -126,14 +126,14 @@ def refusal(path: Path) -> str | None:
 
 def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
     texts().save(tmp_path / "t.npz")
-    whole = (tmp_path / "t.npz").read_bytes()
-    header = whole.index(b"{'descr'")
-    for place in range(header - 10, header + 60):
+    full = (tmp_path / "t.npz").read_bytes()
+    header = full.index(b"{'descr'")
+    for position in range(header - 10, header + 60):
         for byte in (b"\x00", b"(", b"\xff", b"9"):
             with zipfile.ZipFile(tmp_path / "t.npz") as archive:
                 members = {name: archive.read(name) for name in archive.namelist()}
             damaged = bytearray(members["tokens.npy"])
-            damaged[place - (header - 10)] = byte[0]
+            damaged[position - (header - 10)] = byte[0]
             with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
                 for name, content in members.items():
                     archive.writestr(name, bytes(damaged) if name == "tokens.npy" else content)

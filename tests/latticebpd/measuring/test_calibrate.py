@@ -149,9 +149,9 @@ def test_slots_that_bring_nothing_are_not_needed(
     )
     useless[:, 1:] = VOCAB + np.arange(K)  # tokens that never come
     for tokens, expected in ((useless, 1), (telling, SLOTS)):
-        made = tmp_path / f"{expected}.npz"
-        replace(lattices, tokens=tokens).save(made)
-        calibration = needed_slots.with_needed_slots(calibrate([made], LM, examples=6)[0], [made], LM)
+        file = tmp_path / f"{expected}.npz"
+        replace(lattices, tokens=tokens).save(file)
+        calibration = needed_slots.with_needed_slots(calibrate([file], LM, examples=6)[0], [file], LM)
         assert calibration.slots == expected
         assert tuple(each.nodes for each in calibration.trees) == needed_slots.SIZES
         tokens_per_call, slots = zip(*((each.tokens, each.slots) for each in calibration.trees), strict=True)
@@ -161,8 +161,8 @@ def test_slots_that_bring_nothing_are_not_needed(
         path = tmp_path / "stored.json"
         calibration.save(path)
         assert Calibration.load(path) == calibration
-    alone = replace(fitted, unit="lattice")
-    assert needed_slots.with_needed_slots(alone, [file], LM) is alone
+    single = replace(fitted, unit="lattice")
+    assert needed_slots.with_needed_slots(single, [file], LM) is single
 
 
 def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path: Path) -> None:

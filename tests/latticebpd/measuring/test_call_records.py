@@ -40,8 +40,8 @@ def test_the_models_choice_is_what_it_would_write_behind_each_place() -> None:
     assert len(calls) == out.num_calls
     checked = 0
     for call in calls:
-        for place, found in enumerate(call.positions[: len(call.step.committed)]):
-            prefix = text[: 1 + call.start + place]
+        for position, found in enumerate(call.positions[: len(call.step.committed)]):
+            prefix = text[: 1 + call.start + position]
             assert found.choice is not None
             assert found.written == text[len(prefix)]
             step = verifier.generate(
@@ -99,8 +99,8 @@ def test_each_cause_of_an_end_is_told_apart(model: BlockwiseLM) -> None:
         model, lambda text: DraftTree.from_paths([text[:3]]), max_new_tokens=9, eos_token_id=greedy(model, PROMPT)[2]
     )
     assert ended[-1].end is End.END_OF_TEXT
-    assert [place.state for place in calls_of(model, trees[End.OTHERS])[0].positions] == ["refused", "void"]
-    assert [place.state for place in calls_of(model, trees[End.ALL_KEPT])[0].positions] == ["kept", "own"]
+    assert [position.state for position in calls_of(model, trees[End.OTHERS])[0].positions] == ["refused", "void"]
+    assert [position.state for position in calls_of(model, trees[End.ALL_KEPT])[0].positions] == ["kept", "own"]
 
 
 def test_weights_after_rescoring_are_those_of_the_calls_own_text(model: BlockwiseLM) -> None:

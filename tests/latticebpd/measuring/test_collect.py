@@ -119,8 +119,8 @@ def test_entropies_are_those_of_all_heads(model: BlockwiseLM, collected: tuple[L
 def test_given_texts_are_taken_as_they_are(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     """The model's own text, given, makes the same lattices; other text is its own continuation."""
     written = generate(model, PROMPTS[0], VanillaDrafter(model), max_new_tokens=24).sequences[0].tolist()
-    given = Texts.of_rows([written], [len(PROMPTS[0])])
-    forced, texts = collect(model, given, replace(OPTIONS, teacher_force=True))
+    answered = Texts.of_rows([written], [len(PROMPTS[0])])
+    forced, texts = collect(model, answered, replace(OPTIONS, teacher_force=True))
     own = collected[0].take(np.arange(19))
     assert next(texts.items())[0] == written[: len(PROMPTS[0]) + 20]
     np.testing.assert_array_equal(forced.tokens, own.tokens)
@@ -144,14 +144,14 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
         "shard-00001.npz",
         "shard-00002.npz",
     ]
-    whole = collected[0]
+    full = collected[0]
     joined = LatticeSet.joined(list(blocks([tmp_path / "d"])))
     for name in (*LatticeSet.ARRAYS, "sequence"):
         if name != "log_probs":
-            np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
-    np.testing.assert_allclose(joined.log_probs, whole.log_probs, atol=1e-5)
-    assert joined.origin == whole.origin
-    assert num_lattices([tmp_path / "d"]) == len(whole)
+            np.testing.assert_array_equal(getattr(joined, name), getattr(full, name))
+    np.testing.assert_allclose(joined.log_probs, full.log_probs, atol=1e-5)
+    assert joined.origin == full.origin
+    assert num_lattices([tmp_path / "d"]) == len(full)
     assert [text for text, _ in texts_of([tmp_path / "d"])] == [text for text, _ in collected[1].items()]
 
     before = lattice_directory(tmp_path / "d").file(0).read_bytes()
@@ -159,9 +159,9 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
     with pytest.raises(ValueError, match=r"1 of 3 shards are missing, first shard-00001\.npz"):
         list(blocks([tmp_path / "d"]))
     (tmp_path / "d" / ".shard-00001.npz.99.tmp").write_bytes(b"killed")
-    made: list[int] = []
-    collect_shards(model, data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=made.append)
-    assert made == [2, 1, 1, 1]  # a finished shard at once, the missing one text by text
+    finished: list[int] = []
+    collect_shards(model, data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=finished.append)
+    assert finished == [2, 1, 1, 1]  # a finished shard at once, the missing one text by text
     assert lattice_directory(tmp_path / "d").file(0).read_bytes() == before
     for options, prompts in ((replace(OPTIONS, k=3), PROMPTS), (OPTIONS, PROMPTS[:4])):
         with pytest.raises(ValueError, match=r"holds lattices made with (k 4|num_shards 3|texts 5), asked for is"):
@@ -170,7 +170,7 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
 
 @pytest.mark.parametrize("kind", ["shard", "texts"])
 def test_a_damaged_shard_is_not_counted_as_done(model: BlockwiseLM, tmp_path: Path, kind: str) -> None:
-    made: list[int] = []
+    finished: list[int] = []
     collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
     file = lattice_directory(tmp_path).file(1, kind)
     good, cls = file.read_bytes(), LatticeSet if kind == "shard" else Texts
@@ -181,13 +181,13 @@ def test_a_damaged_shard_is_not_counted_as_done(model: BlockwiseLM, tmp_path: Pa
 
     wanted = arrays()
     rng = np.random.default_rng(0)
-    for place in rng.integers(len(good), size=60).tolist():
+    for position in rng.integers(len(good), size=60).tolist():
         damaged = bytearray(good)
-        damaged[place] ^= 1 << int(rng.integers(8))
+        damaged[position] ^= 1 << int(rng.integers(8))
         file.write_bytes(damaged)
-        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2, on_text=made.append)
+        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2, on_text=finished.append)
         assert file.read_bytes() == good or arrays() == wanted  # dates and the like may change without harm
-    assert made.count(1) > 60  # two texts for each shard made anew
+    assert finished.count(1) > 60  # two texts for each shard made anew
     for cut in (0, 100, len(good) - 1):
         file.write_bytes(good[:cut])
         collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
@@ -223,9 +223,9 @@ def test_damaged_texts_are_refused_by_name(tmp_path: Path) -> None:
     data().save(tmp_path / "t.npz")
     again = Texts.load(tmp_path / "t.npz")
     assert list(again.items()) == list(data().items())
-    whole = (tmp_path / "t.npz").read_bytes()
-    for length in range(0, len(whole) - 1, 41):
-        (tmp_path / "t.npz").write_bytes(whole[:length])
+    full = (tmp_path / "t.npz").read_bytes()
+    for length in range(0, len(full) - 1, 41):
+        (tmp_path / "t.npz").write_bytes(full[:length])
         with pytest.raises(ValueError, match=r"t\.npz: expected texts as `latticebpd distill`"):
             Texts.load(tmp_path / "t.npz")
 
@@ -297,8 +297,8 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
         source + generate(model, source, VanillaDrafter(model), max_new_tokens=24).sequences[0, 1:].tolist()
         for source in SOURCES
     ]
-    given = Texts.of_rows(written, [len(source) for source in SOURCES])
-    forced, _ = collect(model, given, replace(OPTIONS, teacher_force=True))
+    answered = Texts.of_rows(written, [len(source) for source in SOURCES])
+    forced, _ = collect(model, answered, replace(OPTIONS, teacher_force=True))
     for name in ("tokens", "continuation", "context"):
         np.testing.assert_array_equal(getattr(forced, name), getattr(lattices, name))
     collect_shards(model, data(SOURCES), tmp_path / "d", OPTIONS, shard_texts=2)
@@ -319,19 +319,19 @@ def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int)
     prompts = np.random.default_rng(3).integers(0, 23, (3, 5)).tolist()
     data = Texts.of_rows(prompts, [5] * 3)
     options = CollectOptions(k=2, max_new_tokens=9, context_length=4)
-    whole, texts = collect(model, data, options)
-    alone, _ = collect(model, data, replace(options, prompt_context=False))
-    assert whole.sequence is not None
+    full, texts = collect(model, data, options)
+    single, _ = collect(model, data, replace(options, prompt_context=False))
+    assert full.sequence is not None
     for text, number in zip(texts.items(), range(3), strict=True):
         answer = text[0][text[1] :]
-        contexts = alone.context[whole.sequence == number]
+        contexts = single.context[full.sequence == number]
         for index, context in enumerate(contexts.tolist()):
             assert context == ([PADDING] * 4 + answer[: index + 1])[-4:]
-    parts = [whole.take(np.arange(begin, min(begin + block, len(whole)))) for begin in range(0, len(whole), block)]
-    assert np.array_equal(LatticeSet.joined(list(without_prompts(parts))).context, alone.context)
-    assert not np.array_equal(whole.context, alone.context)
+    parts = [full.take(np.arange(begin, min(begin + block, len(full)))) for begin in range(0, len(full), block)]
+    assert np.array_equal(LatticeSet.joined(list(without_prompts(parts))).context, single.context)
+    assert not np.array_equal(full.context, single.context)
     with pytest.raises(ValueError, match="expected lattices that tell their texts, to leave prompts out"):
-        list(without_prompts([replace(whole, sequence=None)]))
+        list(without_prompts([replace(full, sequence=None)]))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_parts_add_up_to_the_whole(
     found.take(np.arange(len(found)) < split).save(tmp_path / "a.npz")
     found.take(np.arange(len(found)) >= split).save(tmp_path / "b.npz")
     files = [tmp_path / name for name in ("a.npz", "b.npz") if len(LatticeSet.load(tmp_path / name))]
-    whole, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
+    full, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
     parts, compared_parts, own_shards = [], [], []
     for index in range(count):
         own = [block for block, _ in Shard(index, count).units(blocks(files))]
@@ -112,7 +112,7 @@ def test_parts_add_up_to_the_whole(
             part = compare(blocks(files), ["3-best", "2-tree"], shard=Shard(index, count))
             own_shards.append(Shard(index, count))
             compared_parts.append(Comparison.from_json(json.loads(json.dumps(part.to_json()))))
-    assert functools.reduce(operator.add, parts).to_json() == whole.to_json()
+    assert functools.reduce(operator.add, parts).to_json() == full.to_json()
     added = functools.reduce(operator.add, compared_parts).to_json()
     assert added.pop("parts") == (["0/1"] if len(parts) == count else [str(each) for each in own_shards])
     assert added.items() <= compared.to_json().items()
@@ -214,8 +214,8 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
         damaged = bytearray(good)
         if rng.random() < 0.3:
             del damaged[int(rng.integers(1, len(damaged))) :]
-        for place in rng.integers(len(damaged), size=rng.integers(1, 5)):
-            damaged[place] = rng.integers(256)
+        for position in rng.integers(len(damaged), size=rng.integers(1, 5)):
+            damaged[position] = rng.integers(256)
         path.write_bytes(damaged)
         try:
             assert sum(map(len, blocks([path]))) <= 4

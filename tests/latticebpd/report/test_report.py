@@ -212,10 +212,15 @@ def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements
             [DataSet("tiny", (lattices,))], {"3-gram": Tuned(MODELS["3-gram"], (stored,))}, OPTIONS
         ).sets[0]
         assert (measured.comparison.signature.alpha, measured.texts, measured.num_excluded) == ("0.5", *left)
-    given = measure(
+    measured = measure(
         [DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)
     ).sets[0]
-    assert (given.comparison.signature.alpha, given.texts, given.num_excluded, given.tunings) == ("2", 8, 0, {})
+    assert (measured.comparison.signature.alpha, measured.texts, measured.num_excluded, measured.tunings) == (
+        "2",
+        8,
+        0,
+        {},
+    )
 
 
 def test_calibrated_trees_have_rows_and_their_texts_are_left_out(

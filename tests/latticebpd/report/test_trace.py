@@ -34,7 +34,7 @@ def test_page_holds_every_call_and_loads_nothing(model: BlockwiseLM) -> None:
     assert text is not None
     words = re.findall(r"w(\d+)&lt;i&gt;", text[0])
     assert [int(word) for word in words] == out.sequences[0, 3:].tolist()
-    states = {place.state for call in calls for place in call.positions}
+    states = {position.state for call in calls for position in call.positions}
     assert {"kept", "lenient", "void"} <= states
     assert all(f"· {call.end.value}" in page for call in calls)
 

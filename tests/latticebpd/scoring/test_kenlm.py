@@ -24,8 +24,8 @@ def arpa(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = text.splitlines()
     count = int(next(line for line in lines if line.startswith("ngram 1=")).split("=")[1])
     lines[lines.index(f"ngram 1={count}")] = f"ngram 1={count + 3}"
-    place = lines.index("\\1-grams:") + 1
-    lines[place:place] = ["-2.5\t<unk>\t0", "-99\t<s>\t0", "-2\t</s>"]
+    position = lines.index("\\1-grams:") + 1
+    lines[position:position] = ["-2.5\t<unk>\t0", "-99\t<s>\t0", "-2\t</s>"]
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -258,9 +258,9 @@ def test_batched_rescoring_is_rescoring_one_by_one(kind: type[CausalRescorer], m
     contexts = [rng.integers(0, VOCABULARY, rng.integers(1, 8)).tolist() for _ in lattices]
     together, trees = rescorer.paths(lattices, contexts, 4), rescorer.trees(lattices, contexts, 7)
     for lattice, context, drafts, tree in zip(lattices, contexts, together, trees, strict=True):
-        alone = rescore(lattice, rescorer, 4, context=np.array([-1, *context]))  # padding is no token
-        assert alone.tokens.tolist() == drafts.tokens.tolist()
-        np.testing.assert_allclose(alone.scores, drafts.scores, atol=1e-4)
+        single = rescore(lattice, rescorer, 4, context=np.array([-1, *context]))  # padding is no token
+        assert single.tokens.tolist() == drafts.tokens.tolist()
+        np.testing.assert_allclose(single.scores, drafts.scores, atol=1e-4)
         assert prefixes_of(draft_tree(lattice, rescorer, 7, context=context)) == prefixes_of(tree)
         assert tree.lattice is lattice
 

@@ -193,10 +193,10 @@ def test_batch_of_several_shapes_is_each_lattice_alone() -> None:
         drafts, trees = scorer.paths(lattices, contexts, 4), scorer.trees(lattices, contexts, 6)
         for row, (lattice, context) in enumerate(zip(lattices, contexts, strict=True)):
             assert drafts[row].tokens.tolist() == rescore(lattice, LM, 4, 0.8, context).tokens.tolist()
-            alone = draft_tree(lattice, LM, 6, 0.8, context)
+            single = draft_tree(lattice, LM, 6, 0.8, context)
             assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (
-                alone.tokens.tolist(),
-                alone.parents.tolist(),
+                single.tokens.tolist(),
+                single.parents.tolist(),
             )
             assert trees[row].lattice is lattice
 

@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[str, Any, Callable[[Path], None]]] = {
 def places(record: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value in a JSON record."""
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    return [above, *(place for key, value in items for place in places(value, (*above, key)))]
+    return [above, *(position for key, value in items for position in places(value, (*above, key)))]
 
 
 def changed(record: Any, place: tuple[Any, ...], value: Any) -> Any:
@@ -94,9 +94,9 @@ def changed(record: Any, place: tuple[Any, ...], value: Any) -> Any:
 def test_any_value_is_read_as_its_type_or_refused_in_a_line(kind: str, tmp_path: Path, data: st.DataObject) -> None:
     name, record, use = KINDS[kind]
     record = json.loads(json.dumps(record))
-    place = data.draw(st.sampled_from(places(record)))
+    position = data.draw(st.sampled_from(places(record)))
     value = data.draw(st.sampled_from(ODD) | st.integers() | st.floats() | st.text() | st.lists(st.integers()))
-    (tmp_path / name).write_text(json.dumps(changed(record, place, value)))
+    (tmp_path / name).write_text(json.dumps(changed(record, position, value)))
     try:
         use(tmp_path)
     except ValueError as error:

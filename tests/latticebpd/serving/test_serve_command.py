@@ -74,9 +74,9 @@ def test_costs_of_a_file_are_not_measured_again(run: Run, tmp_path: Path) -> Non
     costs = tmp_path / "costs.json"
     CostCurve((1,), (1, 9), ((1.0, 2.0),)).save(costs)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = ("serve", "--port", taken.getsockname()[1], "--system", "8-tree")
-        assert "measuring what passes cost" in run(*given)[2]
-        assert "measuring" not in run(*given, "--costs", costs)[2]
+        command = ("serve", "--port", taken.getsockname()[1], "--system", "8-tree")
+        assert "measuring what passes cost" in run(*command)[2]
+        assert "measuring" not in run(*command, "--costs", costs)[2]
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,8 +188,8 @@ def test_neutral_values_and_fields_without_effect_change_nothing(served: Served)
     fields: Any = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "someone", "logit_bias": {}}
     fields |= {"response_format": {"type": "text"}, "metadata": {"a": "b"}, "tools": [], "seed": None}
     one, other = (
-        httpx.post(f"{served.url}/v1/chat/completions", json={**CHAT, "max_tokens": 8, **given}).json()
-        for given in ({}, fields)
+        httpx.post(f"{served.url}/v1/chat/completions", json={**CHAT, "max_tokens": 8, **extra}).json()
+        for extra in ({}, fields)
     )
     assert one["choices"] == other["choices"]
 
@@ -211,8 +211,8 @@ def test_a_model_without_a_chat_template_completes_only() -> None:
 def test_a_key_is_asked_for_where_there_is_one() -> None:
     with serving(tiny(), api_key="secret") as locked:
         assert locked.client.completions.create(model="tiny", prompt="abc").choices[0].text
-        for given in ("", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer secret2", "Bearer é"):
-            headers = {"authorization": given.encode()}
+        for header in ("", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer secret2", "Bearer é"):
+            headers = {"authorization": header.encode()}
             refused = httpx.post(f"{locked.url}/v1/completions", json=GOOD, headers=headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert httpx.get(f"{locked.url}/v1/models").status_code == 401

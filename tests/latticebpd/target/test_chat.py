@@ -38,9 +38,9 @@ def test_a_system_prompt_takes_the_place_of_the_templates_own(
 ) -> None:
     chat = ChatTemplate(tokenizer, model, "Be brief.")
     assert tokenizer.decode(chat.prompt(["Hi"])) == "<s>system\nBe brief.</s>\n<s>user\nHi</s>\n<s>assistant\n"
-    given = [{"role": "system", "content": "Shout."}, {"role": "user", "content": "Hi"}]
-    assert "Shout." in tokenizer.decode(chat.prompt_of(given))
-    assert "Be brief." not in tokenizer.decode(chat.prompt_of(given))
+    messages = [{"role": "system", "content": "Shout."}, {"role": "user", "content": "Hi"}]
+    assert "Shout." in tokenizer.decode(chat.prompt_of(messages))
+    assert "Be brief." not in tokenizer.decode(chat.prompt_of(messages))
 
 
 def test_a_template_in_a_file_of_its_own_needs_no_configuration(tmp_path: Path) -> None:

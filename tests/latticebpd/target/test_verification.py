@@ -77,7 +77,7 @@ def test_tree_attention_equals_recomputing_over_several_calls(family: str) -> No
         for passes, verifier in zip((first, second), verifiers, strict=True):
             passes.append(verifier.verify([11, 12, 13][: len(rows)], [trees[row] for row in rows]))
             verifier.keep([paths[row] for row in rows])
-        columns = [(place, column) for place, row in enumerate(rows) for column in range(len(trees[row]) + 1)]
+        columns = [(position, column) for position, row in enumerate(rows) for column in range(len(trees[row]) + 1)]
         where = tuple(zip(*columns, strict=True))
         torch.testing.assert_close(first[-1].hidden[where], second[-1].hidden[where])
         torch.testing.assert_close(first[-1].logits_of(*map(list, where)), second[-1].logits_of(*map(list, where)))
@@ -333,7 +333,7 @@ def patch_model(model: Any) -> None:
 
 
 def hook_output_embedding(model: Any) -> None:
-    model.get_output_embeddings().register_forward_hook(lambda module, given, output: rolled(output))
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: rolled(output))
 
 
 def patch_output_embedding(model: Any) -> None:

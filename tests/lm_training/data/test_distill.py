@@ -86,13 +86,13 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
     family: str, num_beams: int, tmp_path: Path
 ) -> None:
     """Batches of prompts that differ in length, padded by `distill`, against one prompt at a time without padding."""
-    base, given = tiny(family, seed=3, eos=7), uneven()
-    distill(base, given, tmp_path, replace(OPTIONS, num_beams=num_beams, batch_size=3))
+    base, inputs = tiny(family, seed=3, eos=7), uneven()
+    distill(base, inputs, tmp_path, replace(OPTIONS, num_beams=num_beams, batch_size=3))
     text = load_distilled(tmp_path)
-    assert text.prompt_lengths.tolist() == given.prompt_lengths.tolist()
+    assert text.prompt_lengths.tolist() == inputs.prompt_lengths.tolist()
     behind = 1 if base.config.is_encoder_decoder else None
-    for index, length in enumerate(given.prompt_lengths.tolist()):
-        prompt = given[index][:length].astype(np.int64)
+    for index, length in enumerate(inputs.prompt_lengths.tolist()):
+        prompt = inputs[index][:length].astype(np.int64)
         assert text[index][:length].tolist() == prompt.tolist()
         out = base.generate(
             torch.from_numpy(prompt)[None],
@@ -107,12 +107,12 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
 @pytest.mark.parametrize("family", ["llama", "bloom", "marian"])
 def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_path: Path) -> None:
     """Penalties are honoured, beams and sampling are not asked for; our loop writes it, or for Bloom `generate()`."""
-    base, given = tiny(family, seed=3, eos=7), uneven()
+    base, inputs = tiny(family, seed=3, eos=7), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
     assert suits_loop(BaseModel.of(base)) == (family != "bloom")
     for drafter in (None, PromptNgramDrafter()):
-        distill(base, given, tmp_path / str(drafter is None), replace(OPTIONS, batch_size=3), drafter=drafter)
+        distill(base, inputs, tmp_path / str(drafter is None), replace(OPTIONS, batch_size=3), drafter=drafter)
         text = load_distilled(tmp_path / str(drafter is None))
         for index, (tokens, length) in enumerate(text.items()):
             prompt = torch.tensor([tokens[:length]])
@@ -134,13 +134,13 @@ def ending(weights: str) -> LlamaForCausalLM:
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 @pytest.mark.parametrize("copies", [False, True])
 def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copies: bool, tmp_path: Path) -> None:
-    base, given = ending(weights), uneven(23)
+    base, inputs = ending(weights), uneven(23)
     options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
-    distill(base, given, tmp_path, options, drafter=PromptNgramDrafter() if copies else None)
+    distill(base, inputs, tmp_path, options, drafter=PromptNgramDrafter() if copies else None)
     found = [tokens[length:] for tokens, length in load_distilled(tmp_path).items()]
     expected = []
-    for number, length in enumerate(given.prompt_lengths.tolist()):
-        out = generate(base, given[number][:length].tolist(), NoDrafter(), max_new_tokens=40, trace=True)
+    for number, length in enumerate(inputs.prompt_lengths.tolist()):
+        out = generate(base, inputs[number][:length].tolist(), NoDrafter(), max_new_tokens=40, trace=True)
         expected.append([token for block in out.blocks() for token in block])
     assert found == expected
     assert len({*map(len, expected)}) > 5
@@ -148,10 +148,10 @@ def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copi
 
 
 def test_rows_of_the_engine_honour_the_generation_config(tmp_path: Path) -> None:
-    base, given = ending("float32"), uneven()
+    base, inputs = ending("float32"), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
-    distill(base, given, tmp_path, replace(OPTIONS, batch_size=3))
+    distill(base, inputs, tmp_path, replace(OPTIONS, batch_size=3))
     for tokens, length in load_distilled(tmp_path).items():
         prompt = torch.tensor([tokens[:length]])
         expected = base.generate(
@@ -201,7 +201,7 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
 ) -> None:
     base, options, passes = ending("int8"), DistillOptions(20, shard_prompts=5, batch_size=4), []
     read = distilling.states_of
-    monkeypatch.setattr(distilling, "states_of", lambda *given: passes.append(1) or read(*given))
+    monkeypatch.setattr(distilling, "states_of", lambda *inputs: passes.append(1) or read(*inputs))
     drafter = PromptNgramDrafter() if copies else None
     distill(base, uneven(), tmp_path, options, states=StateOptions(), drafter=drafter)
     assert len(passes) == (3 if copies else 0)
@@ -371,8 +371,8 @@ def test_damaged_settings_are_a_value_error(tmp_path: Path, content: bytes) -> N
 def test_damaged_shard_is_a_value_error(model: BlockwiseLM, tmp_path: Path) -> None:
     distill(model.base, prompts(), tmp_path, OPTIONS)
     shard = tmp_path / "shard-00001.npz"
-    whole = shard.read_bytes()
-    for content in (b"", whole[: len(whole) // 2], whole.replace(b"starts", b"stairs")):
+    full = shard.read_bytes()
+    for content in (b"", full[: len(full) // 2], full.replace(b"starts", b"stairs")):
         shard.write_bytes(content)
         with pytest.raises(ValueError, match=r"shard-00001\.npz: expected texts as"):
             load_distilled(tmp_path)
@@ -384,15 +384,15 @@ def test_sequences_round_trip_and_join(
 ) -> None:
     arrays = [np.array(row, np.uint16) for row in rows]
     lengths = [data.draw(st.integers(1, len(row))) for row in rows]
-    whole = Texts.of_rows(arrays, lengths, np.uint16)
+    full = Texts.of_rows(arrays, lengths, np.uint16)
     path = tmp_path_factory.mktemp("sequences") / "a.npz"
-    whole.save(path)
+    full.save(path)
     cut = data.draw(st.integers(0, len(rows)))
     joined = Texts.joined([Texts.of_rows(arrays[s], lengths[s], np.uint16) for s in (slice(cut), slice(cut, None))])
     for again in (Texts.load(path), joined):
         assert [row.tolist() for row in map(again.__getitem__, range(len(again)))] == rows
         assert again.prompt_lengths.tolist() == lengths
-    assert whole.num_labels == sum(map(len, rows)) - sum(lengths)
+    assert full.num_labels == sum(map(len, rows)) - sum(lengths)
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> Non
     sizes = ["--max-new-tokens", "20", "--shard-prompts", "4", "--batch-size", "3", "--hidden", "--model"]
     command = ["distill", str(tmp_path / "asked.npz"), *sizes, str(tmp_path / "model"), "-o"]
     for weights in ("int8", "float32", "torch"):
-        given = [*command, str(tmp_path / weights), "--weights", weights]
-        assert CliRunner().invoke(app, given, catch_exceptions=False).exit_code == 0
+        arguments = [*command, str(tmp_path / weights), "--weights", weights]
+        assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     distill(ending("int8"), uneven(), tmp_path / "expected", DistillOptions(20, shard_prompts=4))
     texts = {path.name: load_distilled(path) for path in tmp_path.iterdir() if (path / "distill.json").exists()}
     np.testing.assert_array_equal(texts["int8"].tokens, texts["expected"].tokens)

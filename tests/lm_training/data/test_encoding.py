@@ -332,9 +332,9 @@ def test_conversations_end_with_the_last_answer_in_the_chat_template(
     tmp_path: Path, bpe: Tokenizer, run: Run, workers: int
 ) -> None:
     chat = chat_tokenizer(tmp_path, bpe)
-    given = [{"role": "system", "content": "Shout."}, *HELLO]
+    shouting = [{"role": "system", "content": "Shout."}, *HELLO]
     path = write_lines(
-        tmp_path / "chats.jsonl", [{"messages": messages} for messages in (HELLO, AGAIN, HELLO[:1], given, "no")]
+        tmp_path / "chats.jsonl", [{"messages": messages} for messages in (HELLO, AGAIN, HELLO[:1], shouting, "no")]
     )
     line = [
         "train",

@@ -183,12 +183,12 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(kind: str, 
             following = torch.tensor([*text[1:], 0])
             log_probs = model.head_logits(hidden, following=following).log_softmax(-1)
             for head in range(2):
-                for place in range(prompt - 1, len(text) - 2 - head):
-                    said = text[place + 2 + head]
+                for position in range(prompt - 1, len(text) - 2 - head):
+                    said = text[position + 2 + head]
                     labels[head] += 1
                     if said in tokens:
-                        losses[head].append(-float(log_probs[place, head, tokens.tolist().index(said)]))
-                        hits[head] += int(tokens[int(log_probs[place, head].argmax())]) == said
+                        losses[head].append(-float(log_probs[position, head, tokens.tolist().index(said)]))
+                        hits[head] += int(tokens[int(log_probs[position, head].argmax())]) == said
     options = replace(QUICK, objective="joint", steps=1, batch_size=11, learning_rate=0.0)
     train_heads(model, data, data, tmp_path, options)
     record = json.loads((tmp_path / "training-log.jsonl").read_text())
@@ -211,11 +211,11 @@ def test_heads_learn_from_further_layers_and_from_sharpened_probabilities(stored
         for text, prompt in data.items():
             ids = torch.tensor(text)
             read = base.model(ids[None], output_hidden_states=True)
-            given = torch.cat([read.last_hidden_state, read.hidden_states[2], read.hidden_states[1]], dim=-1)[0]
-            logits = model.head_logits(given, following=ids.roll(-1)).log_softmax(-1)
+            inputs = torch.cat([read.last_hidden_state, read.hidden_states[2], read.hidden_states[1]], dim=-1)[0]
+            logits = model.head_logits(inputs, following=ids.roll(-1)).log_softmax(-1)
             for head in range(2):
                 for position in range(prompt - 1, len(text) - 2 - head):
-                    target = (model.projection(given[position + 1 + head, :16]) / 0.5).softmax(-1)
+                    target = (model.projection(inputs[position + 1 + head, :16]) / 0.5).softmax(-1)
                     wanted[head].append(-float(target @ logits[position, head]))
     options = replace(
         QUICK,
@@ -234,7 +234,7 @@ def test_heads_learn_from_further_layers_and_from_sharpened_probabilities(stored
 
 def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
     base, data = tiny_model().base, texts()
-    whole = kept(base, tmp_path / "whole.npz", data)
+    full = kept(base, tmp_path / "whole.npz", data)
     data.save(tmp_path / "parts.npz")
     directory = states_directory(tmp_path / "parts.npz")
 
@@ -254,7 +254,7 @@ def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
     parts = load_states(tmp_path / "parts.npz", data)
     assert parts is not None
     for index in range(len(data)):
-        torch.testing.assert_close(parts.of_text(index), whole.of_text(index), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(parts.of_text(index), full.of_text(index), atol=1e-3, rtol=1e-3)
 
 
 def test_states_of_other_texts_models_or_layers_are_refused(tmp_path: Path) -> None:
@@ -294,13 +294,13 @@ def test_damaged_shards_are_a_value_error(tmp_path: Path) -> None:
     data = texts()
     kept(tiny_model().base, tmp_path / "t.npz", data)
     shard = tmp_path / "t.hidden/shard-00001.safetensors"
-    whole = shard.read_bytes()
+    full = shard.read_bytes()
     for damaged in (
         b"",
-        whole[:100],
-        whole[:-1],
-        whole.replace(b"last", b"lost"),
-        whole.replace(b'"texts"', b'"taxes"'),
+        full[:100],
+        full[:-1],
+        full.replace(b"last", b"lost"),
+        full.replace(b'"texts"', b'"taxes"'),
     ):
         shard.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"shard-00001\.safetensors: expected hidden states"):
@@ -356,21 +356,21 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     unprompted = Texts.of_rows([data[index] for index in range(len(data))], [1] * len(data), np.uint16)
     expected = kept(base, tmp_path / "unprompted.npz", unprompted, layers=[1])
     written = kept(base, tmp_path / "written.npz", data, layers=[1])
-    whole = kept(base, tmp_path / "whole.npz", data, layers=[1], whole=True)
+    full = kept(base, tmp_path / "whole.npz", data, layers=[1], whole=True)
     for index, (text, prompt) in enumerate(data.items()):
         for layer in ("last", "layer-1"):
-            states = whole.of_text(index, layer, whole=True)
+            states = full.of_text(index, layer, whole=True)
             assert len(states) == len(text) - 1
             assert torch.equal(states, expected.of_text(index, layer))
-            assert torch.equal(whole.of_text(index, layer), states[prompt - 1 :])
-            torch.testing.assert_close(whole.of_text(index, layer), written.of_text(index, layer), atol=1e-3, rtol=1e-3)
+            assert torch.equal(full.of_text(index, layer), states[prompt - 1 :])
+            torch.testing.assert_close(full.of_text(index, layer), written.of_text(index, layer), atol=1e-3, rtol=1e-3)
     for file in (tmp_path / "whole.hidden").glob("*.safetensors"):
         assert file.read_bytes() == (tmp_path / "unprompted.hidden" / file.name).read_bytes()
     with pytest.raises(ValueError, match="holds hidden states made with whole True, asked for is None"):
         add_states(base, data, states_directory(tmp_path / "whole.npz"), StateOptions([1], shard_texts=4))
-    joined = HiddenStates.joined([whole, whole])
+    joined = HiddenStates.joined([full, full])
     joined.require([1], whole=True)
-    assert torch.equal(joined.of_text(len(data) + 2), whole.of_text(2))
+    assert torch.equal(joined.of_text(len(data) + 2), full.of_text(2))
     with pytest.raises(
         ValueError,
         match=r"expected hidden states of whole texts and of layers 1, 2, got whole texts without layers \[2\]",

@@ -77,10 +77,10 @@ def drafter(target: LlamaForCausalLM, tokens: list[int] | None = None, **parts: 
     size = None if tokens is None else len(tokens)
     config = config_for(target, 2, 4, 0, target_layer_ids=(0, 1), draft_vocab_size=size, **parts)
     config.layers.initializer_range = 0.3
-    made = BlockDrafter(config, tokens)
-    if made.markov_head is not None:
-        torch.nn.init.normal_(made.markov_head.markov_w2.weight)
-    return made
+    network = BlockDrafter(config, tokens)
+    if network.markov_head is not None:
+        torch.nn.init.normal_(network.markov_head.markov_w2.weight)
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> HeadData:
 
 def one_at_a_time(objective: BlockObjective, index: int, anchor: int) -> torch.Tensor:
     """``[slots, hidden]``: a block alone, behind the very states before its anchor."""
-    made, states, config = objective.drafter, objective.data.states, objective.drafter.config
+    network, states, config = objective.drafter, objective.data.states, objective.drafter.config
     size = config.block_size
     both = [states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
     read = torch.cat(both, dim=1)[None, :anchor]
     tokens = torch.tensor([[int(objective.data.texts[index][anchor]), *[config.mask_token_id] * (size - 1)]])
     own = torch.ones(size, size, dtype=torch.bool)
     visible = torch.cat([torch.ones(size, anchor, dtype=torch.bool), own.tril() if config.causal_head else own], dim=1)
-    out = made(
+    out = network(
         read, torch.arange(anchor)[None], objective.embedding(tokens), anchor + torch.arange(size)[None], visible[None]
     )
     return out[0, size - config.slots :]
@@ -137,7 +137,7 @@ def test_loss_is_that_of_the_definition(data: HeadData, kind: str, rank: int) ->
         for row, drawn in enumerate(batch.anchors.tolist()):
             index = chosen[row]
             text = data.texts[index].tolist()
-            for anchor in [place for place in drawn if place]:
+            for anchor in [position for position in drawn if position]:
                 hidden = one_at_a_time(objective, index, anchor)
                 for slot in range(min(4, len(text) - 1 - anchor)):
                     previous, said = text[anchor + slot], text[anchor + slot + 1]
@@ -167,12 +167,14 @@ HEADS = {
 @pytest.mark.parametrize("kind", ["selector", "reranker"])
 def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadData, kind: str) -> None:
     target, tokens = base(), [2, 3, 5, 7, 8, 11, 13, 14, 17, 19, 22]
-    made = with_head(drafter(target, tokens), **HEADS[kind])
-    for parameter in made.parameters():
+    network = with_head(drafter(target, tokens), **HEADS[kind])
+    for parameter in network.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
     options = replace(QUICK, batch_size=11)
-    objective, plain = (BlockObjective(each, target, data, data, options) for each in (made, drafter(target, tokens)))
+    objective, plain = (
+        BlockObjective(each, target, data, data, options) for each in (network, drafter(target, tokens))
+    )
     batch, embedding = objective.batch(0, 0, 1), target.get_input_embeddings().weight
     projection = target.get_output_embeddings().weight[tokens]
     total, weights = 0.0, float((batch.counts * objective.decay).sum())
@@ -180,17 +182,17 @@ def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadD
         for row, drawn in enumerate(batch.anchors.tolist()):
             index = rows_of_step(11, 11, 0, 0, 1)[row]
             text = data.texts[index].tolist()
-            for anchor in [place for place in drawn if place]:
+            for anchor in [position for position in drawn if position]:
                 hidden = one_at_a_time(objective, index, anchor)
                 logits = hidden @ projection.T
                 best = logits.argsort(dim=-1, descending=True, stable=True)[:, :4]
                 last = data.states.of_text(index, whole=True).float()
                 read = [data.states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
                 if kind == "reranker":
-                    context = made.context(torch.cat(read, dim=1)[anchor - 1])
+                    context = network.context(torch.cat(read, dim=1)[anchor - 1])
                     embedded = embedding[torch.tensor(tokens)[best]]
                     log_probs = logits.log_softmax(-1).gather(1, best)
-                    start, pairs = made.lilicorr(embedded[None], log_probs[None], hidden[None], context[None])
+                    start, pairs = network.lilicorr(embedded[None], log_probs[None], hidden[None], context[None])
                 rank = -1
                 for slot in range(min(3, len(text) - 1 - anchor)):
                     previous, written = text[anchor + slot], text[anchor + slot + 1]
@@ -201,7 +203,7 @@ def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadD
                     label, candidates = tokens.index(written), best[slot].tolist()
                     if kind == "selector":
                         candidates = candidates if label in candidates else [*candidates[:-1], label]
-                        head = made.candidate_selector
+                        head = network.candidate_selector
                         keys = head.predecessor_codebook[previous] * (head.hidden_projection.weight @ hidden[slot])
                         scores = [logits[slot, at] + keys @ head.successor_codebook[tokens[at]] for at in candidates]
                         loss = -torch.stack(scores).log_softmax(0)[candidates.index(label)]
@@ -223,14 +225,14 @@ def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadD
 def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
     """``chain_block_efficiency`` is that of the greedy walks of the lattices that a decode draws."""
     target = base()
-    made = with_head(drafter(target), **HEADS[kind])
-    for parameter in made.parameters():
+    network = with_head(drafter(target), **HEADS[kind])
+    for parameter in network.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
     options = replace(QUICK, validation_sequences=len(data.texts))
-    objective = BlockObjective(made, target, data, data, options)
+    objective = BlockObjective(network, target, data, data, options)
     found, rng, blocks, committed = objective.validate(), np.random.default_rng(0), 0, 0
-    source = BlockLattices(made.eval(), target, 4)
+    source = BlockLattices(network.eval(), target, 4)
     for index in range(len(data.texts)):
         text = data.texts[index].tolist()
         read = [data.states.of_text(index, f"layer-{layer}", whole=True).float() for layer in (1, 2)]
@@ -273,11 +275,11 @@ def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", [None, "selector", "reranker"])
 def test_parts_of_a_batch_are_the_batch(data: HeadData, kind: str | None) -> None:
-    made = drafter(base(), list(range(2, 20)), **HEADS.get(kind, {}))
-    objective = BlockObjective(made, base(), data, data, QUICK)
-    whole = objective(objective.batch(3, 0, 1))
+    network = drafter(base(), list(range(2, 20)), **HEADS.get(kind, {}))
+    objective = BlockObjective(network, base(), data, data, QUICK)
+    full = objective(objective.batch(3, 0, 1))
     parts = [objective(objective.batch(3, part, 2)) for part in range(2)]
-    for name, expected in whole.items():
+    for name, expected in full.items():
         torch.testing.assert_close(sum(part[name] for part in parts) / 2, expected)
 
 
@@ -285,18 +287,18 @@ def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> No
     target, found = periodic(num_layers=2)
     data = with_states(tmp_path, target, found, [1, 2])
     torch.manual_seed(0)
-    made = BlockDrafter(config_for(target, 2, 4, 7, target_layer_ids=(0, 1), sample_from_anchor=True))
+    network = BlockDrafter(config_for(target, 2, 4, 7, target_layer_ids=(0, 1), sample_from_anchor=True))
     options = replace(
         QUICK, steps=60, validation_every=60, checkpoint_every=60, learning_rate=2e-2, muon_learning_rate=2e-2
     )
-    train_block_drafter(made, target, data, data, tmp_path / "out", options, warm_start=True)
+    train_block_drafter(network, target, data, data, tmp_path / "out", options, warm_start=True)
     log = [json.loads(line) for line in (tmp_path / "out/training-log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < 0.1 * log[0]["loss"]
     assert log[-1]["validation"]["slot_accuracy"]["top-1"] == [1.0] * 4
     # Blocks near a text's end have fewer than four slots, and so commit fewer.
     assert 4.5 < log[-1]["validation"]["chain_block_efficiency"] <= 5.0
     again = load_block_drafter(tmp_path / "out")  # beside the run's own checkpoint
-    for name, weight in made.state_dict().items():
+    for name, weight in network.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name])
 
 
@@ -437,9 +439,13 @@ def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -
         return " ".join(result.output.split())
 
     assert "shortlist: 9 tokens" in train("block", *shape, "--shortlist", "9", "--precision", "bfloat16")
-    made = load_block_drafter(tmp_path / "block")
-    assert (made.config.slots, made.config.target_layer_ids, made.config.layers.intermediate_size) == (3, (0, 1), 8)
-    assert made.config.tokenizer_fingerprint is not None
+    loaded = load_block_drafter(tmp_path / "block")
+    assert (loaded.config.slots, loaded.config.target_layer_ids, loaded.config.layers.intermediate_size) == (
+        3,
+        (0, 1),
+        8,
+    )
+    assert loaded.config.tokenizer_fingerprint is not None
     header = (tmp_path / "block/training.csv").read_text().splitlines()[0]
     assert "validation.slot_accuracy.top-1.1" in header
     assert "validation.slot_accuracy.top-1.3" in header

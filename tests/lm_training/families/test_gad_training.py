@@ -85,7 +85,7 @@ def test_glancing_reveals_a_share_of_the_wrong_tokens_and_nothing_outside_the_wi
     revealed = glance(predicted, labels, priorities, ratio)
     assert not revealed[labels == UNLABELLED].any()
     for row, end in enumerate(ends):
-        wrong = sum(int(predicted[row, place] != labels[row, place]) for place in range(end))
+        wrong = sum(int(predicted[row, position] != labels[row, position]) for position in range(end))
         assert int(revealed[row].sum()) == round(ratio * wrong)
         shown = sorted(priorities[row, :end].tolist())[: round(ratio * wrong)]
         assert sorted(priorities[row][revealed[row]].tolist()) == shown
@@ -200,11 +200,11 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool, bidir
     trained = objective(family=family, anchored=anchored, bidirectional=bidirectional)
     trained.eval()
     for parts in (2, 3, 50):  # fifty: more than there are sentences
-        whole = trained(trained.batch(3, 0, 1))
+        full = trained(trained.batch(3, 0, 1))
         each = [trained(trained.batch(3, part, parts)) for part in range(parts)]
         for name in ("loss", "accuracy"):
             assert sum(float(values[name].detach()) for values in each) / parts == pytest.approx(
-                float(whole[name].detach()), rel=1e-4
+                float(full[name].detach()), rel=1e-4
             )
 
 
@@ -226,11 +226,11 @@ def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(
         columns = masked_columns([prefix], [0], trained.drafter.block_size, MASK, None, anchored, bidirectional)
         hidden = trained.drafter(source, columns)[0]
         log_probs = trained.drafter.logits(hidden).log_softmax(dim=-1).detach()
-        for place, label in enumerate(labels):
+        for position, label in enumerate(labels):
             if label != UNLABELLED:
-                losses.append(-float(log_probs[place, label]))
-                right.append(int(log_probs[place].argmax()) == label)
-                weights.append(decay**place)
+                losses.append(-float(log_probs[position, label]))
+                right.append(int(log_probs[position].argmax()) == label)
+                weights.append(decay**position)
     found = trained(batch)
     assert float(found["loss"].detach()) == pytest.approx(float(np.average(losses, weights=weights)), rel=1e-4)
     assert float(found["accuracy"]) == pytest.approx(float(np.average(right, weights=weights)), rel=1e-4)

@@ -79,7 +79,7 @@ def test_heads_of_a_periodic_model_reach_the_full_block(tmp_path: Path, kind: st
     )
     train_heads(model, data, data, tmp_path, options)
     out = generate(model, [0], VanillaDrafter(model), max_new_tokens=1 + 9 * 4)
-    assert out.sequences[0].tolist() == [place % 3 for place in range(38)]
+    assert out.sequences[0].tolist() == [position % 3 for position in range(38)]
     assert out.accept_counts.tolist() == [0] * 9 + [4]
     record = json.loads((tmp_path / "training-log.jsonl").read_text().splitlines()[-1])["validation"]
     assert record["head_accuracy"]["top-1"] == [1.0] * 8
@@ -423,7 +423,7 @@ def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path
     model = tiny_model(vocab_size=tokenizer.get_vocab_size(), eos_token_id=0).base
     model.save_pretrained(tmp_path / "model")
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
-    whole = (tmp_path / "model/tokenizer.json").read_bytes()
+    full = (tmp_path / "model/tokenizer.json").read_bytes()
 
     def trained(name: str, *more: str) -> tuple[int, str]:
         arguments = command(distilled, tmp_path / name, *more)
@@ -447,7 +447,7 @@ def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path
         assert (
             "heads.json" in left
         ) == model_fits  # nothing looks like a model with heads that is none; the picture comes last
-        assert "tokenizer.json" not in left or (tmp_path / str(limit) / "tokenizer.json").read_bytes() == whole
+        assert "tokenizer.json" not in left or (tmp_path / str(limit) / "tokenizer.json").read_bytes() == full
         assert trained(str(limit))[0] == 0
         model = BlockwiseLM.from_pretrained(tmp_path / str(limit))
         for name, tensor in load_file(tmp_path / "without-end/heads.safetensors").items():

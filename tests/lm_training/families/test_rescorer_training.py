@@ -45,7 +45,7 @@ def random_sequences(count: int = 20, seed: int = 0) -> Texts:
 
 
 def periodic(period: int = 3) -> Texts:
-    rows = [np.array([(start + place) % period for place in range(18)], np.uint16) for start in range(period)] * 4
+    rows = [np.array([(start + position) % period for position in range(18)], np.uint16) for start in range(period)] * 4
     return Texts.of_rows(rows, [1] * len(rows), np.uint16)
 
 
@@ -91,7 +91,8 @@ def mean_loss(trained: PreTrainedModel, data: Texts, count: int) -> float:
         tokens = torch.from_numpy(data[index].astype(np.int64))
         log_probs = torch.log_softmax(trained(tokens[None]).logits[0], dim=-1)
         losses += [
-            -float(log_probs[place - 1, tokens[place]]) for place in range(int(data.prompt_lengths[index]), len(tokens))
+            -float(log_probs[position - 1, tokens[position]])
+            for position in range(int(data.prompt_lengths[index]), len(tokens))
         ]
     return float(np.mean(losses))
 
@@ -100,13 +101,13 @@ def mean_loss(trained: PreTrainedModel, data: Texts, count: int) -> float:
 def test_parts_of_a_step_add_up_to_its_loss_and_gradient(parts: int) -> None:
     data, trained = random_sequences(), model()
     objective = RescorerObjective(trained, data, data, QUICK)
-    whole = objective(objective.batch(3, 0, 1))["loss"]
-    whole.backward()
+    full = objective(objective.batch(3, 0, 1))["loss"]
+    full.backward()
     expected = [parameter.grad.clone() for parameter in trained.parameters() if parameter.grad is not None]
     trained.zero_grad()
     losses = [objective(objective.batch(3, part, parts))["loss"] / parts for part in range(parts)]
     sum(losses).backward()
-    torch.testing.assert_close(sum(losses), whole)
+    torch.testing.assert_close(sum(losses), full)
     torch.testing.assert_close(
         [parameter.grad for parameter in trained.parameters() if parameter.grad is not None], expected
     )
@@ -166,19 +167,19 @@ def test_presets_have_the_papers_shapes(name: str, millions: float) -> None:
     tied."""
     layers, width, hidden = {"32m": (2, 384, 1536), "61m": (12, 384, 1536), "94m": (6, 768, 3072)}[name]
     with torch.device("meta"):
-        made = new_rescorer(RESCORERS[name], 50257)
-    config = made.config
+        rescorer = new_rescorer(RESCORERS[name], 50257)
+    config = rescorer.config
     assert (config.n_layer, config.n_embd, config.n_inner, config.n_head) == (layers, width, hidden, 12)
     assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
-    assert made.get_output_embeddings().weight is made.get_input_embeddings().weight
-    assert round(made.num_parameters() / 1e6, 1) == millions
+    assert rescorer.get_output_embeddings().weight is rescorer.get_input_embeddings().weight
+    assert round(rescorer.num_parameters() / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("tiny", 0.4e6, 0.7e6), ("small", 1.8e6, 2.2e6)])
 def test_small_presets_are_small(name: str, low: float, high: float) -> None:
     with torch.device("meta"):
-        made = new_rescorer(RESCORERS[name], 8192)
-    assert low < made.num_parameters() - made.get_input_embeddings().weight.numel() < high
+        rescorer = new_rescorer(RESCORERS[name], 8192)
+    assert low < rescorer.num_parameters() - rescorer.get_input_embeddings().weight.numel() < high
 
 
 def test_muon_trains_the_matrices_and_adamw_the_rest() -> None:

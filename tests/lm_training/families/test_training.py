@@ -156,9 +156,9 @@ def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() 
             for p, token in zip(labels.positions, labels.tokens, strict=True)
         }
         wanted = {
-            (row, place): int(data[row][place + head])
+            (row, position): int(data[row][position + head])
             for row in range(4)
-            for place in range(data.prompt_lengths[row] - 1, len(data[row]) - head)
+            for position in range(data.prompt_lengths[row] - 1, len(data[row]) - head)
         }
         assert found == wanted
         assert float(labels.weights.sum()) == pytest.approx(1.0)
@@ -171,10 +171,10 @@ def losses_by_hand(model: BlockwiseLM, data: Texts) -> list[float]:
         for text, prompt in data.items():
             hidden = model.base.model(torch.tensor([text])).last_hidden_state[0]
             every = torch.cat([model.base.lm_head(hidden)[:, None], model.head_logits(hidden)], dim=1).log_softmax(-1)
-            for place in range(prompt - 1, len(text)):
+            for position in range(prompt - 1, len(text)):
                 for head in range(1, model.num_heads + 1):
-                    if place + head < len(text):
-                        losses[head - 1].append(-float(every[place, head - 1, text[place + head]]))
+                    if position + head < len(text):
+                        losses[head - 1].append(-float(every[position, head - 1, text[position + head]]))
     return [float(np.mean(each)) for each in losses]
 
 
@@ -184,27 +184,27 @@ def test_joint_loss_is_kims_sum_over_heads_the_base_model_among_them(
     taught: bool, weights: tuple[float, ...] | None
 ) -> None:
     """Kim 2024, appendix: the sum over h of lambda_h L_h, lambda_h = 1; a base model that is not taught has no loss."""
-    whole = objective(ragged(), "joint", 4, taught, head_weights=weights)
+    full = objective(ragged(), "joint", 4, taught, head_weights=weights)
     lambdas = [float(taught), *(weights or (1.0, 1.0, 1.0))]
-    expected = float(np.dot(lambdas, losses_by_hand(whole.model, ragged())))
-    assert float(whole(whole.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+    expected = float(np.dot(lambdas, losses_by_hand(full.model, ragged())))
+    assert float(full(full.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_labels_of_the_model_are_its_probabilities_of_each_heads_token() -> None:
     """Head p at position t learns the base model's distribution after position t + p - 1, over the tokens it knows."""
-    whole, data = objective(ragged(), "joint", 4, taught=False, labels="model"), ragged()
+    full, data = objective(ragged(), "joint", 4, taught=False, labels="model"), ragged()
     expected = 0.0
     with torch.no_grad():
-        for head in range(2, whole.model.num_heads + 1):
+        for head in range(2, full.model.num_heads + 1):
             losses = []
             for text, prompt in data.items():
-                hidden = whole.model.base.model(torch.tensor([text])).last_hidden_state[0]
-                teacher = whole.model.base.lm_head(hidden).softmax(-1)
-                learnt = whole.model.head_logits(hidden)[:, head - 2].log_softmax(-1)
-                for place in range(prompt - 1, len(text) - head):
-                    losses.append(-float(teacher[place + head - 1] @ learnt[place]))
+                hidden = full.model.base.model(torch.tensor([text])).last_hidden_state[0]
+                teacher = full.model.base.lm_head(hidden).softmax(-1)
+                learnt = full.model.head_logits(hidden)[:, head - 2].log_softmax(-1)
+                for position in range(prompt - 1, len(text) - head):
+                    losses.append(-float(teacher[position + head - 1] @ learnt[position]))
             expected += float(np.mean(losses))
-    assert float(whole(whole.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
+    assert float(full(full.batch(0, 0, 1))["loss"].detach()) == pytest.approx(expected, rel=1e-5)
     with pytest.raises(ValueError, match="expected a frozen base model with --labels model"):
         objective(ragged(), "joint", 4, taught=True, labels="model")
 
@@ -213,13 +213,13 @@ def test_labels_of_the_model_are_its_probabilities_of_each_heads_token() -> None
 def test_batch_loss_is_sterns_one_of_the_k_sub_losses_drawn_evenly(taught: bool) -> None:
     """Stern 2018, section 6: each of the k cross-entropies, the base model's among them, with probability 1/k; their
     mean over k."""
-    whole = objective(ragged(), "batch", 4, taught)
-    losses = losses_by_hand(whole.model, ragged())[int(not taught) :]
+    full = objective(ragged(), "batch", 4, taught)
+    losses = losses_by_hand(full.model, ragged())[int(not taught) :]
     drawn = []
     with torch.no_grad():
         for step in range(400):
-            batch = whole.data.batch([0, 1, 2, 3], OneHeadPerBatch(), whole.weights > 0, [step])
-            loss = float(whole(batch)["loss"])
+            batch = full.data.batch([0, 1, 2, 3], OneHeadPerBatch(), full.weights > 0, [step])
+            loss = float(full(batch)["loss"])
             (which,) = [number for number, each in enumerate(losses) if loss == pytest.approx(each, rel=1e-5)]
             drawn.append(which)
     shares = np.bincount(drawn, minlength=len(losses)) / len(drawn)
@@ -228,10 +228,10 @@ def test_batch_loss_is_sterns_one_of_the_k_sub_losses_drawn_evenly(taught: bool)
 
 
 def test_position_loss_is_the_base_models_and_the_weighted_mean_of_the_heads() -> None:
-    whole = objective(ragged(), "position", 4, head_weights=(2.0, 1.0, 1.0))
-    base, *heads = losses_by_hand(whole.model, ragged())
+    full = objective(ragged(), "position", 4, head_weights=(2.0, 1.0, 1.0))
+    base, *heads = losses_by_hand(full.model, ragged())
     with torch.no_grad():
-        found = whole(whole.data.batch([0, 1, 2, 3], EveryHead(), EVERY, [0]))  # every pair, of which it draws some
+        found = full(full.data.batch([0, 1, 2, 3], EveryHead(), EVERY, [0]))  # every pair, of which it draws some
     assert float(found["loss"]) == pytest.approx(base + float(np.average(heads, weights=[2, 1, 1])), rel=1e-5)
 
 
@@ -268,18 +268,18 @@ def test_objectives_from_scratch_end_with_different_models_and_are_not_mixed(tmp
 @settings(max_examples=25, deadline=None)
 @given(parts=st.integers(1, 5), seed=st.integers(0, 9), name=st.sampled_from(sorted(OBJECTIVES)), taught=st.booleans())
 def test_parts_of_a_step_average_to_the_step(parts: int, seed: int, name: str, taught: bool) -> None:
-    whole = objective(ragged(), name, 5, taught)
+    full = objective(ragged(), name, 5, taught)
     with torch.no_grad():
-        expected = whole(whole.batch(seed, 0, 1))
-        means = [whole(whole.batch(seed, part, parts)) for part in range(parts)]
+        expected = full(full.batch(seed, 0, 1))
+        means = [full(full.batch(seed, part, parts)) for part in range(parts)]
     for name, value in expected.items():
         torch.testing.assert_close(torch.stack([mean[name] for mean in means]).mean(0), value, atol=1e-5, rtol=1e-5)
 
 
 def test_every_sequence_comes_once_per_epoch() -> None:
     rows = [np.array([i + 1, 1, 1, 1], np.uint16) for i in range(20)]
-    whole = objective(Texts.of_rows(rows, [1] * 20, np.uint16), batch_size=5)
-    batches = [whole.batch(step, 0, 1).inputs for step in range(4)]
+    full = objective(Texts.of_rows(rows, [1] * 20, np.uint16), batch_size=5)
+    batches = [full.batch(step, 0, 1).inputs for step in range(4)]
     seen = [int(first) for inputs in batches if inputs is not None for first in inputs[:, 0]]
     assert sorted(seen) == list(range(1, 21))
     assert seen != list(range(1, 21))
@@ -296,12 +296,12 @@ def loss_and_gradient(
 
 
 def test_mean_over_the_predictions_drawn_is_the_full_loss_and_gradient() -> None:
-    whole = objective(ragged(), "batch")
-    full_loss, full_gradient = loss_and_gradient(whole, EveryHead())
+    full = objective(ragged(), "batch")
+    full_loss, full_gradient = loss_and_gradient(full, EveryHead())
     seeds: dict[int, int] = {}
     for seed in range(100):
         seeds.setdefault(int(np.random.default_rng([seed, 0]).integers(4)), seed)
-    results = [loss_and_gradient(whole, OneHeadPerBatch(), seeds[head]) for head in range(4)]
+    results = [loss_and_gradient(full, OneHeadPerBatch(), seeds[head]) for head in range(4)]
     torch.testing.assert_close(torch.stack([loss for loss, _ in results]).mean(0), full_loss)
     torch.testing.assert_close(
         torch.stack([gradient for _, gradient in results]).mean(0), full_gradient, atol=1e-6, rtol=1e-4
@@ -404,7 +404,7 @@ def test_denormal_numbers_are_zero_in_training_and_nowhere_else(
 def test_interrupted_training_ends_with_the_same_weights_and_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0)
+    full = train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0)
 
     original, calls = Trainer.update, []
 
@@ -420,7 +420,7 @@ def test_interrupted_training_ends_with_the_same_weights_and_log(
     with open(tmp_path / "cut/training-log.jsonl", "a") as log:
         log.write('{"step": 5, "lo')
     resumed = train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0)
-    for (name, expected), (_, got) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+    for (name, expected), (_, got) in zip(full.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.equal(expected, got), name
     logs = [
         [json.loads(line) for line in (tmp_path / run / "training-log.jsonl").read_text().splitlines()]

@@ -108,14 +108,14 @@ def test_a_pair_longer_than_a_batch_has_one_of_its_own():
 
 def test_parts_of_a_batch_have_the_loss_and_gradient_of_the_whole():
     trained = objective(rule_pairs(30), batch_tokens=256)
-    whole = trained(trained.batch(1, 0, 1))["loss"]
-    whole.backward()
+    full = trained(trained.batch(1, 0, 1))["loss"]
+    full.backward()
     learnt = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     gradient = [parameter.grad.clone() for parameter in learnt]
     trained.zero_grad()
     parts = [trained(trained.batch(1, part, 3))["loss"] / 3 for part in range(3)]
     sum(parts).backward()
-    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(sum(parts), full)
     for parameter, wanted in zip(learnt, gradient, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
 
@@ -124,8 +124,8 @@ def test_padding_changes_no_loss():
     trained, data = objective(rule_pairs(1)), rule_pairs(4)
     trained.eval()
     together = trained(trained.pairs.collate(data, np.arange(4), 1.0))["loss"]
-    alone = sum(trained(trained.pairs.collate(data, np.array([row]), 1.0))["loss"] for row in range(4))
-    torch.testing.assert_close(together, alone)
+    single = sum(trained(trained.pairs.collate(data, np.array([row]), 1.0))["loss"] for row in range(4))
+    torch.testing.assert_close(together, single)
 
 
 def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
@@ -182,11 +182,11 @@ def test_a_stopped_run_goes_on_with_the_same_dropout(tmp_path):
         Trainer(trained, tmp_path / directory, options).run()
         return model.state_dict()
 
-    whole = train("whole")
+    full = train("whole")
     with pytest.raises(ZeroDivisionError):
         train("cut", 3)
     again = train("cut")
-    assert all(torch.equal(again[name], whole[name]) for name in whole)
+    assert all(torch.equal(again[name], full[name]) for name in full)
 
 
 def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):
