@@ -36,9 +36,8 @@ from latticebpd.target.catalogue import resolved
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
 TOKENS = [1e3 * int(amount[:-1]) for amount in AMOUNTS]
-CONDITIONED = " conditioned"
-"""Ends the names of heads that also read the token that the model has chosen."""
-OWN, NODES = ", own 4-gram", (16, 64)
+CONDITIONED, OWN, NODES = " conditioned", ", own 4-gram", (16, 64)
+"""The first ends the names of heads that also read the token that the model has chosen."""
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
     ("64 tree, 4-gram", "64 tree"), ("16 calibrated, no text", "16 drafter calibrated"),
