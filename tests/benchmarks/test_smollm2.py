@@ -339,10 +339,13 @@ def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest
 
 
 def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> None:
-    """Two texts; tokens per call rise by 0.1 an amount, the other system's do not."""
+    """Two texts; tokens per call rise by 0.1 for three times the text, the other system's do not."""
     calls = np.array([100, 300])
+    threefold = np.log(np.array(amounts.TOKENS) / amounts.TOKENS[0]) / np.log(
+        3
+    )  # the last amount is twice the one before
     tree, walk = (
-        [np.stack([(1.2 + step * number) * calls, calls, 0 * calls], axis=1) for number in range(len(amounts.AMOUNTS))]
+        [np.stack([(1.2 + step * times) * calls, calls, 0 * calls], axis=1) for times in threefold.tolist()]
         for step in (0.1, 0.0)
     )
     assert amounts.change(tree) == "+0.100 (+0.100 to +0.100)"
