@@ -50,14 +50,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_every_system_decodes_and_the_table_is_that_of_the_rows(run: Run, tmp_path: Path) -> None:
     printed = run("--heads", "heads", "--lm", "lm.fst", "--limit", "2")
-    found = rows(tmp_path / "rows.csv")
-    assert len(found) == 2 * (10 + 1 + 2 * 3)
-    lines = bench.lines_of(found)
+    measured = rows(tmp_path / "rows.csv")
+    assert len(measured) == 2 * (10 + 1 + 2 * 3)
+    lines = bench.lines_of(measured)
     assert len(lines) == 10 + 1 + 2 * 3
-    greedy = [row for row in found if row["system"] == bench.GREEDY]
+    greedy = [row for row in measured if row["system"] == bench.GREEDY]
     for name, iterations, over, _, _, _, flops, cost in lines:
         assert f"| {name} | {iterations} | {over} |" in printed
-        own = [row for row in found if row["system"] == name]
+        own = [row for row in measured if row["system"] == name]
         assert int(iterations) == sum(int(row["passes"]) for row in own)
         value, low, high = (float(each) for each in over.replace("(", "").replace(")", "").replace("to ", "").split())
         assert value == pytest.approx(sum(int(row["passes"]) for row in greedy) / int(iterations), abs=0.005)
@@ -70,11 +70,11 @@ def test_every_system_decodes_and_the_table_is_that_of_the_rows(run: Run, tmp_pa
 def test_a_killed_run_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add, done = bench.Results.add, list[int]()
 
-    def dying(self: object, text: int, found: object) -> None:
+    def dying(self: object, text: int, inputs: object) -> None:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(text)
-        add(self, text, found)  # type: ignore[arg-type]
+        add(self, text, inputs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
         patched.setattr(bench.Results, "add", dying)

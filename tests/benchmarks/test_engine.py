@@ -32,8 +32,8 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embedding
 @pytest.fixture(scope="module", params=list(SYSTEMS))
 def peer(request: pytest.FixtureRequest) -> Iterator[peers.Peer]:
     drafts = "16-copies" if request.param == "latticebpd" else "prompt lookup 3"
-    with closing(peers.Peer(SYSTEMS[request.param], 1, drafts=drafts)) as found:
-        yield found
+    with closing(peers.Peer(SYSTEMS[request.param], 1, drafts=drafts)) as opened:
+        yield opened
 
 
 def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: peers.Peer) -> None:
@@ -88,8 +88,8 @@ class ScriptedPeer:
         self.changes, self.started = bool(drafts) and system[0] == "changing", 0.0
 
     def ask(self, tokens: list[int] | None = None, prompt: list[int] | None = None, **_: object) -> dict[str, Any]:
-        found = tokens or [1, 2, int(self.changes and len(prompt or ()) > 40)]
-        return {"tokens": found, "wall_ms": 2.0 * len(found), "cpu_ms": 4.0 * len(found), "mib": 77.0}
+        written = tokens or [1, 2, int(self.changes and len(prompt or ()) > 40)]
+        return {"tokens": written, "wall_ms": 2.0 * len(written), "cpu_ms": 4.0 * len(written), "mib": 77.0}
 
     def close(self) -> None:
         pass

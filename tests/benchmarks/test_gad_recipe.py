@@ -53,8 +53,8 @@ def command(tmp_path: Path) -> list[str]:
 
 def begun_with(directory: Path) -> dict[str, Any]:
     with safe_open(directory / STATE_WEIGHTS, framework="pt") as file:
-        found: dict[str, Any] = json.loads(file.metadata()["training"])["made_of"]
-    return found
+        record: dict[str, Any] = json.loads(file.metadata()["training"])["made_of"]
+    return record
 
 
 def test_every_run_changes_what_its_name_says_and_the_last_one_all(recipe: ModuleType) -> None:
@@ -78,10 +78,10 @@ def test_texts_end_with_the_first_end_of_text() -> None:
 
 
 def test_exact_systems_must_write_greedy_texts_and_lenient_ones_need_not(recipe: ModuleType) -> None:
-    found = {recipe.GREEDY: Decoded([[4, 0], [5, 0]]), "GAD": Decoded([[4, 0], [6, 0]])}
-    recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, TopBeta(3, 1.0))}, found)
+    decoded = {recipe.GREEDY: Decoded([[4, 0], [5, 0]]), "GAD": Decoded([[4, 0], [6, 0]])}
+    recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, TopBeta(3, 1.0))}, decoded)
     with pytest.raises(ValueError, match=r"GAD: expected generate\(\)'s texts, got 1 others"):
-        recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, Exact())}, found)
+        recipe.check_exact({recipe.GREEDY: {}, "GAD": (NoDrafter, Exact())}, decoded)
 
 
 def test_a_directory_of_another_recipe_is_refused(

@@ -116,8 +116,8 @@ def test_coverage_is_what_the_shortlist_lacks_and_head_1_is_measured_on_the_same
     heads = new_heads(base, "feed-forward", 5, shortlist=shortlist)
     torch.nn.init.normal_(heads.down, std=0.5)
     model = BlockwiseLM(base, heads).eval()
-    found, texts = collect(model, Texts.of_rows([[3, 4, 5], [6, 7]], [3, 2]), CollectOptions(4, 12, 30))
-    part = kim.Part([(list(map(int, text)), length) for text, length in texts.items()], found, tmp_path)
+    lattices, texts = collect(model, Texts.of_rows([[3, 4, 5], [6, 7]], [3, 2]), CollectOptions(4, 12, 30))
+    part = kim.Part([(list(map(int, text)), length) for text, length in texts.items()], lattices, tmp_path)
     rows = kim.coverage("squad", part, model)
     for row, (text, length) in zip(rows, texts.items(), strict=True):
         written = [int(token) for token in text[length:][:12]]
@@ -130,7 +130,7 @@ def test_coverage_is_what_the_shortlist_lacks_and_head_1_is_measured_on_the_same
             drafted = shortlist[first.argmax(dim=-1).numpy()].tolist()
         assert row["foreseen"] == sum(one == other for one, other in zip(drafted, following, strict=True))
         at, nats = 0, []  # vanilla drafts, by hand
-        own = found.take(kim.numbers_of(found) == row["text"])
+        own = lattices.take(kim.numbers_of(lattices) == row["text"])
         while at < len(following):
             with torch.no_grad():
                 logits = base(torch.tensor([[int(token) for token in text[: length + at]]])).logits[0, -1, shortlist]
@@ -181,15 +181,15 @@ def test_repeated_line_breaks_are_those_among_the_repeated_tokens(
 
     _, _, drafts = kim.compared("squad", lattices, {"g2": Tuned(NgramScorer(lm, 0.5), ())}, ("1-best:g2",))
     equal = [row["equal"] for row in drafts if row["system"] == "1-best:g2"]
-    found = {}
+    line_breaks = {}
     for breaks in (set(range(40)), set(range(20)), set[int]()):
         monkeypatch.setattr(kim, "tokenizer", lambda breaks=breaks: Vocabulary(breaks))
         rows = kim.line_breaks("squad", lattices, NgramScorer(lm, 0.5))
         assert [row["equal"] for row in rows] == equal
-        found[len(breaks)] = [row["line_breaks"] for row in rows]
-    assert found[40] == equal
-    assert found[0] == [0, 0, 0]
-    assert 0 < sum(found[20]) < sum(equal)
+        line_breaks[len(breaks)] = [row["line_breaks"] for row in rows]
+    assert line_breaks[40] == equal
+    assert line_breaks[0] == [0, 0, 0]
+    assert 0 < sum(line_breaks[20]) < sum(equal)
 
 
 def test_the_page_says_how_many_repeated_tokens_are_line_breaks(modules: tuple[ModuleType, ...]) -> None:
@@ -247,12 +247,12 @@ def test_neural_rescorers_are_counted_at_their_own_weights(
     monkeypatch.setattr(kim, "parts", lambda *_: (part, part))
     for corpus in ("people", "general", "own"):
         (tmp_path / f"{corpus}.npy").touch()
-    found = kim.count_rescorer(tmp_path, tmp_path, kim.TASKS["squad"], "own", tmp_path)
-    (about,) = found["rescorers-models"]
+    counted = kim.count_rescorer(tmp_path, tmp_path, kim.TASKS["squad"], "own", tmp_path)
+    (about,) = counted["rescorers-models"]
     assert (about["rescorer"], about["updates"], about["held_out"]) == ("own", 6, "20.0")
     assert about["parameters"] == gpt2.num_parameters()
     assert 20 < float(about["perplexity"]) < 80  # 40 tokens, nothing learnt
-    rows, tuned = found["rescorers"], found["rescorers-weights"]
+    rows, tuned = counted["rescorers"], counted["rescorers-weights"]
     assert [row["text"] for row in rows] == [0, 1, 2]
     # The same texts: the weight's tokens per call are those of the counts
     (chosen,) = (row for row in tuned if row["chosen"])
@@ -273,13 +273,13 @@ def test_texts_that_share_words_with_training_prompts_are_refused(modules: tuple
     words = " ".join(f"word{i}" for i in range(200))
     items = [tasks.Item(words, (), "new"), tasks.Item("Quite another " + words.replace("word", "other"), (), "known")]
     known = tasks.shingles("other5 Other6 other7, other8 other9 other10 other11 other12")
-    found, refused = tasks.chosen(tasks.TASKS["news"], iter(items), 5, known, Words())
-    assert ([row["source"] for row in found], refused) == (["new"], 1)
-    assert (len(found[0]["tokens"]), found[0]["prompt_tokens"]) == (192, 96)
+    chosen, refused = tasks.chosen(tasks.TASKS["news"], iter(items), 5, known, Words())
+    assert ([row["source"] for row in chosen], refused) == (["new"], 1)
+    assert (len(chosen[0]["tokens"]), chosen[0]["prompt_tokens"]) == (192, 96)
     question = tasks.Item(tasks.QUESTION.format(context="Rain falls.", question="What falls?"), ("Rain",), "q")
     # The instruction's own words are no reason to refuse
-    found, refused = tasks.chosen(tasks.TASKS["squad"], iter([question]), 5, tasks.shingles(tasks.QUESTION), Words())
-    assert (len(found), refused) == (1, 0)
+    chosen, refused = tasks.chosen(tasks.TASKS["squad"], iter([question]), 5, tasks.shingles(tasks.QUESTION), Words())
+    assert (len(chosen), refused) == (1, 0)
 
 
 def test_text_as_people_write_it(modules: tuple[ModuleType, ...]) -> None:

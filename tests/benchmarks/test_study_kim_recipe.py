@@ -38,17 +38,17 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """With the bundled model's tokenizer, and prompts of two tuning and three test texts a task."""
-    found = importlib.import_module("benchmarks.study.kim_recipe")
+    module = importlib.import_module("benchmarks.study.kim_recipe")
     tokenizer: Any = load_tokenizer(bundled.MODEL)
     tokenizer.chat_template = TEMPLATE
-    monkeypatch.setattr(found.kim, "TUNING", 2)
-    monkeypatch.setattr(found.kim, "TEST", 3)
-    monkeypatch.setattr(found, "ASKED", 2)
-    monkeypatch.setattr(found.kim, "tokenizer", lambda: tokenizer)
-    asked = [[number, number + 1, 7, 7] for number in range(5 * len(found.kim_tasks.TASKS))]
+    monkeypatch.setattr(module.kim, "TUNING", 2)
+    monkeypatch.setattr(module.kim, "TEST", 3)
+    monkeypatch.setattr(module, "ASKED", 2)
+    monkeypatch.setattr(module.kim, "tokenizer", lambda: tokenizer)
+    asked = [[number, number + 1, 7, 7] for number in range(5 * len(module.kim_tasks.TASKS))]
     Texts.of_rows(asked, [3] * len(asked)).save(tmp_path / "prompts.npz")
-    monkeypatch.setattr(found.kim, "prompts", lambda work, data: tmp_path / "prompts.npz")
-    return found
+    monkeypatch.setattr(module.kim, "prompts", lambda work, data: tmp_path / "prompts.npz")
+    return module
 
 
 def passages(seed: int) -> Iterator[str]:

@@ -133,7 +133,7 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
 
     from benchmarks.study.stern import measures
 
-    found = measures(read_csv(results / "stern.csv"))
+    measured = measures(read_csv(results / "stern.csv"))
     trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram", "calibrated")}
     lenient = {"top-2", "top-3", "at least 2", "at least 3"}
     expected = {
@@ -144,14 +144,14 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
         "both, ours": ({3}, trees | lenient),
     }
     for setting, (sizes, rules) in expected.items():
-        assert {k for name, k, _ in found if name == setting} == sizes
-        assert {rule for name, k, rule in found if name == setting and k == 3} == {"exact"} | rules
-    for (setting, k, rule), row in found.items():
+        assert {k for name, k, _ in measured if name == setting} == sizes
+        assert {rule for name, k, rule in measured if name == setting and k == 3} == {"exact"} | rules
+    for (setting, k, rule), row in measured.items():
         assert 1 <= row["accepted low"] <= row["accepted"] <= row["accepted high"]
         if "tree" not in rule:
             assert row["accepted high"] <= k
         if setting in ("regular", "distilled"):
-            assert row["BLEU"] == found[setting, 1, "greedy"]["BLEU"]  # exact, whatever drafts
+            assert row["BLEU"] == measured[setting, 1, "greedy"]["BLEU"]  # exact, whatever drafts
     speeds = {row["system"]: row for row in read_csv(results / "stern-speed.csv")}
     assert [*speeds] == ["greedy", "distilled, k = 2", "distilled, k = 3", "both, k = 3", "both, ours, k = 3"]
     assert float(speeds["greedy"]["speedup"]) == float(speeds["greedy"]["accepted"]) == 1

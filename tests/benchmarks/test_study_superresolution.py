@@ -15,9 +15,9 @@ from benchmarks.common import read_csv
 
 @pytest.fixture
 def superresolution(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    found = importlib.import_module("benchmarks.study.superresolution")
-    monkeypatch.setattr(found, "digits", lambda: np.random.default_rng(0).integers(0, 17, (530, 8, 8)))
-    return found
+    module = importlib.import_module("benchmarks.study.superresolution")
+    monkeypatch.setattr(module, "digits", lambda: np.random.default_rng(0).integers(0, 17, (530, 8, 8)))
+    return module
 
 
 def test_small_images_are_rounded_means_of_four_pixels(superresolution: ModuleType) -> None:
@@ -32,10 +32,10 @@ def test_small_images_are_rounded_means_of_four_pixels(superresolution: ModuleTy
 def test_measures_of_known_errors(superresolution: ModuleType) -> None:
     about = {"base": "frozen", "k": "4", "rule": "exact"}
     row = about | {"tokens": "63", "calls": "21", "absolute": f"{64 * 2}", "squared": f"{64 * 4}"}
-    found = superresolution.measures([row] * 3)["frozen", "4", "exact"]
-    assert found["accepted"] == found["accepted low"] == found["accepted high"] == 3
-    assert (found["MAE"], found["MAE low"]) == (2, 2)
-    assert found["PSNR"] == pytest.approx(10 * np.log10(256 / 4))
+    measured = superresolution.measures([row] * 3)["frozen", "4", "exact"]
+    assert measured["accepted"] == measured["accepted low"] == measured["accepted high"] == 3
+    assert (measured["MAE"], measured["MAE low"]) == (2, 2)
+    assert measured["PSNR"] == pytest.approx(10 * np.log10(256 / 4))
 
 
 def test_a_row_that_is_no_image_is_refused(superresolution: ModuleType) -> None:
@@ -58,15 +58,15 @@ def test_one_command_goes_from_images_to_tables_and_goes_on(
     printed = run("--work", str(work), *updates)
     rows = read_csv(results / superresolution.TABLE)
     assert len(rows) == 3 * 14
-    found = superresolution.measures(rows)
-    assert [*found][:2] == [("frozen", "1", "greedy"), ("none", "", "copied")]
-    assert [*found][2:] == [
+    measured = superresolution.measures(rows)
+    assert [*measured][:2] == [("frozen", "1", "greedy"), ("none", "", "copied")]
+    assert [*measured][2:] == [
         (base, k, rule) for base in superresolution.BASES for k in ("2", "3") for rule in superresolution.RULES
     ]
-    for (base, k, rule), row in [*found.items()][2:]:
+    for (base, k, rule), row in [*measured.items()][2:]:
         assert 1 <= row["accepted low"] <= row["accepted"] <= row["accepted high"] <= int(k)
         if (base, rule) == ("frozen", "exact"):
-            assert row["MAE"] == found["frozen", "1", "greedy"]["MAE"]  # greedy decoding's images
+            assert row["MAE"] == measured["frozen", "1", "greedy"]["MAE"]  # greedy decoding's images
 
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     figure = (results / "superresolution.png").read_bytes()

@@ -154,7 +154,7 @@ def enumerated(
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Every prefix with its log-probability, the best first; equal ones by their tokens."""
     tokens, log_probs, text = drawn(seed)
-    index, found = index_of(text), []
+    index, paths = index_of(text), []
 
     def extend(path: tuple[int, ...], so_far: float) -> None:
         slot = len(path)
@@ -172,11 +172,11 @@ def enumerated(
         conditionals = scores - np.logaddexp.reduce(scores)
         for token, conditional in zip(arcs[begin:].tolist(), conditionals.tolist(), strict=True):
             if token >= 0:
-                found.append((so_far + conditional, (*path, token)))
+                paths.append((so_far + conditional, (*path, token)))
                 extend((*path, token), so_far + conditional)
 
     extend((), 0.0)
-    return sorted(found, key=lambda each: (-each[0], each[1]))
+    return sorted(paths, key=lambda each: (-each[0], each[1]))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -340,7 +340,7 @@ def test_long_texts_are_filed_and_counted() -> None:
     assert len(index) == 20_000
     behind = Counter(text[1:][text[:-1] == text[-1]].tolist())
     features, arcs, _ = fst.describe_arcs([list(range(50))], [[np.log(0.01)] * 50], None, index, [0], text[-1:])
-    found = {token: row for token, row in zip(arcs.tolist(), features, strict=True) if row[PLACE["match_1"]]}
-    for token, row in found.items():
+    rows = {token: row for token, row in zip(arcs.tolist(), features, strict=True) if row[PLACE["match_1"]]}
+    for token, row in rows.items():
         assert row[PLACE["share_1"]] == pytest.approx(np.log(behind[token] / (behind.total() + 0.5)), rel=1e-5)
     assert len(FEATURES) == _core.NUM_FEATURES

@@ -81,9 +81,9 @@ def test_openfst_reads_the_same_states_and_arcs(model: Ngrams, tmp_path: Path) -
 def test_header_promises_only_what_openfst_finds(model: Ngrams, tmp_path: Path) -> None:
     read = pywrapfst.Fst.read(str(saved(tmp_path, model)))
     everything = pywrapfst.FstProperties.FST_PROPERTIES
-    found = pywrapfst.convert(read, "vector").properties(everything, True)
+    properties = pywrapfst.convert(read, "vector").properties(everything, True)
     promised = read.properties(everything, False)
-    assert promised & ~found == pywrapfst.FstProperties(0)
+    assert promised & ~properties == pywrapfst.FstProperties(0)
 
 
 def test_words_are_embedded_where_openfst_finds_them(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> No
     assert not path.parent.parent.exists()  # nothing yet
     with replacing(path) as temporary:
         temporary.write_text("whole")
-    assert [found.name for found in path.parent.iterdir()] == ["c.txt"]
+    assert [file.name for file in path.parent.iterdir()] == ["c.txt"]
     with contextlib.suppress(RuntimeError), replacing(path) as temporary:
         temporary.write_text("half")
         raise RuntimeError
     assert path.read_text() == "whole"
-    assert [found.name for found in path.parent.iterdir()] == ["c.txt"]
+    assert [file.name for file in path.parent.iterdir()] == ["c.txt"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_second_process_is_refused_at_once_until_the_first_ends_however_it_ends(
     process.join()
     with locked(path):
         pass
-    assert [found.name for found in tmp_path.iterdir()] == (["held"] if kind == "folder" else [])
+    assert [file.name for file in tmp_path.iterdir()] == (["held"] if kind == "folder" else [])
 
 
 def test_a_lock_file_that_its_last_holder_deletes_after_it_was_opened_locks_nothing(

@@ -121,8 +121,8 @@ def test_lattice_with_transitions_composed_by_openfst_has_our_paths(seed: int) -
     composed = pywrapfst.compose(lattice.arcsort("olabel"), resolved(lm, tokens, context))
     for automaton in (composed, product(tokens, log_probs, lm, 1.0, context, transitions)):
         expected, costs = shortest_paths(automaton, 40)
-        found, scores = fst.nbest_paths(tokens, log_probs, lm, 40, 1.0, context, transitions)
-        assert found.tolist() == expected.tolist()
+        paths, scores = fst.nbest_paths(tokens, log_probs, lm, 40, 1.0, context, transitions)
+        assert paths.tolist() == expected.tolist()
         np.testing.assert_allclose(scores, costs, atol=1e-4)
 
 
@@ -141,9 +141,9 @@ def test_transitions_go_to_an_automaton_and_back(lattice: Lattice, data: st.Data
             fst.fst_to_lattice(automaton.connect())
         return
     again = fst.fst_to_lattice(automaton.connect())
-    found = fst.nbest_paths(*again[:2], None, 200, transitions=again[2] if len(again) > 2 else None)
-    assert sorted(map(tuple, found[0].tolist())) == sorted(map(tuple, expected[0].tolist()))
-    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    paths = fst.nbest_paths(*again[:2], None, 200, transitions=again[2] if len(again) > 2 else None)
+    assert sorted(map(tuple, paths[0].tolist())) == sorted(map(tuple, expected[0].tolist()))
+    np.testing.assert_allclose(paths[1], expected[1], atol=1e-5)
     assert pywrapfst.equivalent(fst.lattice_to_fst(*again).connect(), automaton, delta=1e-5)
 
 
@@ -321,9 +321,9 @@ def test_golden_models_give_the_same_through_objects_as_through_files(tmp_path: 
         log_probs = np.log(rng.dirichlet(np.ones(4), 4))
         expected, scores = fst.nbest_paths(tokens, log_probs, lm, p=10)
         for each in (lm, *objects):
-            found = fst.nbest_paths(tokens, log_probs, each, p=10)
-            assert found[0].tolist() == expected.tolist()
-            assert found[1].tolist() == scores.tolist()
+            paths = fst.nbest_paths(tokens, log_probs, each, p=10)
+            assert paths[0].tolist() == expected.tolist()
+            assert paths[1].tolist() == scores.tolist()
         automaton = lm.to_fst(tokens)
         for state in automaton.states():
             automaton.set_final(state)  # the golden model's </s> is no part of a draft

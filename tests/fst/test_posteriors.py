@@ -39,7 +39,7 @@ def test_posteriors_are_the_shares_of_all_paths(
             )
         )
         transitions = np.array(values).reshape(slots - 1, k, k)
-    found = fst.arc_posteriors(tokens, log_probs, lm, alpha, context, transitions)
+    posteriors = fst.arc_posteriors(tokens, log_probs, lm, alpha, context, transitions)
     scores: dict[tuple[int, ...], float] = {}
     for path in itertools.product(range(k), repeat=slots):
         score, text = 0.0, list(context)
@@ -52,22 +52,22 @@ def test_posteriors_are_the_shares_of_all_paths(
         scores[path] = score
     expected = np.full((slots, k), -np.inf)
     if max(scores.values()) == -np.inf:  # masked transitions leave no path
-        assert np.isneginf(found).all()
+        assert np.isneginf(posteriors).all()
         return
     for path, score in scores.items():  # in logarithms: what the model does not know has e^-2000
         np.logaddexp.at(expected, (np.arange(slots), path), score)
     expected -= np.logaddexp.reduce(list(scores.values()))
-    assert np.exp(found) == pytest.approx(np.exp(expected), abs=1e-9)
-    assert np.array_equal(np.isneginf(found), np.isneginf(expected))
-    assert tied or np.array_equal(np.isneginf(found), (tokens < 0) | np.isneginf(log_probs))
+    assert np.exp(posteriors) == pytest.approx(np.exp(expected), abs=1e-9)
+    assert np.array_equal(np.isneginf(posteriors), np.isneginf(expected))
+    assert tied or np.array_equal(np.isneginf(posteriors), (tokens < 0) | np.isneginf(log_probs))
 
 
 def test_posteriors_are_openfsts_sums_over_the_product() -> None:
     rng = np.random.default_rng(1)
     tokens = np.stack([rng.permutation(7)[:5] for _ in range(8)])
     log_probs = np.log(rng.dirichlet(np.ones(5), 8))
-    found = fst.arc_posteriors(tokens, log_probs, LM, 0.8, [3, 1])
-    assert np.exp(found).sum(axis=1) == pytest.approx(1)
+    posteriors = fst.arc_posteriors(tokens, log_probs, LM, 0.8, [3, 1])
+    assert np.exp(posteriors).sum(axis=1) == pytest.approx(1)
     automaton = pywrapfst.arcmap(product(tokens, log_probs, LM, 0.8, [3, 1]), map_type="to_log64")
     forward = [float(weight) for weight in pywrapfst.shortestdistance(automaton)]
     backward = [float(weight) for weight in pywrapfst.shortestdistance(automaton, reverse=True)]
@@ -80,4 +80,4 @@ def test_posteriors_are_openfsts_sums_over_the_product() -> None:
             sums[slot_of[state], column] += np.exp(
                 backward[automaton.start()] - forward[state] - float(arc.weight) - backward[arc.nextstate]
             )
-    assert np.exp(found) == pytest.approx(sums, abs=1e-6)
+    assert np.exp(posteriors) == pytest.approx(sums, abs=1e-6)

@@ -111,13 +111,13 @@ def test_tree_equals_enumeration(
 ) -> None:
     lm = reference.ReferenceLM(table)
     expected = reference.best_first_tree(*lattice, lm, 10_000, alpha, context)
-    found = prefixes(*search.best_first_tree(*lattice, NgramModel.from_table(table), num_nodes, alpha, context))
+    tree = prefixes(*search.best_first_tree(*lattice, NgramModel.from_table(table), num_nodes, alpha, context))
     # Softmax rounds, and not alike in C and Python: weights agree in order, prefixes have their own weight, none comes
     # twice, and each comes after its parent.
-    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
-    assert len({prefix for prefix, _ in found}) == len(found)
+    assert [weight for _, weight in tree] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
+    assert len({prefix for prefix, _ in tree}) == len(tree)
     weights = dict(expected)
-    for prefix, weight in found:
+    for prefix, weight in tree:
         assert weight == pytest.approx(weights[prefix], abs=1e-9)
 
 
@@ -129,8 +129,8 @@ def test_nbest_with_transitions_equals_enumeration(
     tokens, log_probs, transitions = lattice
     lm = reference.ReferenceLM(table)
     expected = reference.nbest_paths(tokens, log_probs, lm, p, alpha, context, masked(transitions))
-    found = search.nbest_paths(tokens, log_probs, NgramModel.from_table(table), p, alpha, context, transitions)
-    assert as_list(*found) == expected
+    paths = search.nbest_paths(tokens, log_probs, NgramModel.from_table(table), p, alpha, context, transitions)
+    assert as_list(*paths) == expected
 
 
 @given(lattices_with_transitions(), st.integers(1, 300))
@@ -155,11 +155,11 @@ def test_tree_with_transitions_equals_enumeration(
     tokens, log_probs, transitions = lattice
     lm, model = (reference.ReferenceLM(table), NgramModel.from_table(table)) if with_model else (None, None)
     expected = reference.best_first_tree(tokens, log_probs, lm, 10_000, alpha, context, masked(transitions))
-    found = prefixes(*search.best_first_tree(tokens, log_probs, model, num_nodes, alpha, context, transitions))
-    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
-    assert len({prefix for prefix, _ in found}) == len(found)
+    tree = prefixes(*search.best_first_tree(tokens, log_probs, model, num_nodes, alpha, context, transitions))
+    assert [weight for _, weight in tree] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
+    assert len({prefix for prefix, _ in tree}) == len(tree)
     weights = dict(expected)
-    for prefix, weight in found:
+    for prefix, weight in tree:
         assert weight == pytest.approx(weights[prefix], abs=1e-9)
 
 
@@ -230,9 +230,9 @@ def test_transitions_beyond_numbers_are_refused(value: float, spelled: str) -> N
 
 def test_tree_breaks_ties_by_tokens_with_prefixes_first() -> None:
     tokens = np.array([[5, 3], [7, -1], [2, 1]])
-    found = prefixes(*search.best_first_tree(tokens, np.zeros((3, 2)), None, 100))
+    tree = prefixes(*search.best_first_tree(tokens, np.zeros((3, 2)), None, 100))
     half, quarter = math.log(0.5), 2 * math.log(0.5)
-    assert found == [
+    assert tree == [
         ((3,), half), ((3, 7), half), ((5,), half), ((5, 7), half),
         ((3, 7, 1), quarter), ((3, 7, 2), quarter), ((5, 7, 1), quarter), ((5, 7, 2), quarter),
     ]  # fmt: skip
@@ -244,10 +244,10 @@ def test_nbest_equals_openfst_shortestpath(
     table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], p: int, context: list[int]
 ) -> None:
     expected = reference.shortest_paths(*lattice, reference.ReferenceLM(table), p, 1.0, context)
-    found = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), p, 1.0, context))
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    paths = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), p, 1.0, context))
+    assert [score for _, score in paths] == pytest.approx([score for _, score in expected], abs=1e-4)
     worst = expected[-1][1]
-    assert {path for path, score in found if score > worst + 1e-3} == {
+    assert {path for path, score in paths if score > worst + 1e-3} == {
         path for path, score in expected if score > worst + 1e-3
     }
 
@@ -305,9 +305,9 @@ def test_nbest_equals_openfst_on_wide_lattices(order: int) -> None:
     table = random_model(rng, 60, order, 3000)
     lattice = random_lattice(rng, 60, 5, 8)
     expected = reference.shortest_paths(*lattice, reference.ReferenceLM(table), 64, 0.75, [3, 1])
-    found = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), 64, 0.75, [3, 1]))
-    assert [path for path, _ in found] == [path for path, _ in expected]
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    paths = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), 64, 0.75, [3, 1]))
+    assert [path for path, _ in paths] == [path for path, _ in expected]
+    assert [score for _, score in paths] == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
 def test_many_paths_through_many_slots_are_distinct_and_in_order() -> None:
@@ -382,9 +382,9 @@ def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
     model = long_rows()
     for _ in range(60):
         tokens = np.stack([rng.permutation(48)[:4], rng.choice(4000, 4, replace=False)])
-        found = as_list(*search.nbest_paths(tokens, np.zeros((2, 4)), model, 16))
-        assert len(found) == 16
-        for (first, second), score in found:
+        paths = as_list(*search.nbest_paths(tokens, np.zeros((2, 4)), model, 16))
+        assert len(paths) == 16
+        for (first, second), score in paths:
             assert score == pytest.approx(model.log_prob(first) + model.log_prob(second, [first]), abs=1e-9)
 
 

@@ -56,8 +56,8 @@ def test_nbest_is_the_order_of_all_token_sequences(
     for tokens, log_prob, _ in all_paths(lattice):
         best[tokens] = max(best.get(tokens, -math.inf), log_prob + alpha * lm_score(lm, tokens, context))
     expected = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:p]
-    found, scores = lattice.nbest_paths(fst.NgramModel.from_table(table), p, alpha, context)
-    assert [tuple(token for token in row if token >= 0) for row in found.tolist()] == [tokens for tokens, _ in expected]
+    paths, scores = lattice.nbest_paths(fst.NgramModel.from_table(table), p, alpha, context)
+    assert [tuple(token for token in row if token >= 0) for row in paths.tolist()] == [tokens for tokens, _ in expected]
     assert scores.tolist() == [score for _, score in expected]
 
 
@@ -71,8 +71,8 @@ def test_posteriors_are_the_shares_of_all_paths(
     for arcs, score in paths:
         np.logaddexp.at(expected, np.array(arcs, int), score)
     expected -= np.logaddexp.reduce([score for _, score in paths])
-    found = lattice.arc_posteriors(fst.NgramModel.from_table(table), alpha, context)
-    np.testing.assert_allclose(found, expected, atol=1e-9)
+    posteriors = lattice.arc_posteriors(fst.NgramModel.from_table(table), alpha, context)
+    np.testing.assert_allclose(posteriors, expected, atol=1e-9)
 
 
 @settings(deadline=None)
@@ -99,13 +99,13 @@ def test_a_network_counts_every_token_as_often_as_the_lattice(lattice: fst.Latti
     counts = np.zeros(8)
     posteriors = np.exp(lattice.arc_posteriors())
     np.add.at(counts, lattice.tokens[lattice.tokens >= 0], posteriors[lattice.tokens >= 0])
-    found, best = np.zeros(8), lattice.nbest_paths(p=1)[0][0].tolist()
+    counted, best = np.zeros(8), lattice.nbest_paths(p=1)[0][0].tolist()
     shares = np.exp(_core.lattice_posteriors(lattice._with_ends, None, 1.0, []))
     for position, slot in enumerate(aligned_slots(lattice._with_ends, shares, best)):
         assert position % 2 == 0 or sum(slot.values()) <= 1 + 1e-9  # several insertions may share a slot
         for token, probability in slot.items():
-            found[token] += probability
-    np.testing.assert_allclose(found, counts, atol=1e-9)
+            counted[token] += probability
+    np.testing.assert_allclose(counted, counts, atol=1e-9)
 
 
 def test_sausages_are_one_case() -> None:
@@ -116,9 +116,9 @@ def test_sausages_are_one_case() -> None:
         transitions = rng.normal(0, 1, (5, 5, 5)) if trial % 2 else None
         lattice = fst.Lattice.from_sausage(tokens, log_probs, transitions)
         expected = fst.nbest_paths(tokens, log_probs, lm, 30, 0.7, [3, 8], transitions)
-        found = lattice.nbest_paths(lm, 30, 0.7, [3, 8])
-        assert found[0].tolist() == expected[0].tolist()
-        np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+        paths = lattice.nbest_paths(lm, 30, 0.7, [3, 8])
+        assert paths[0].tolist() == expected[0].tolist()
+        np.testing.assert_allclose(paths[1], expected[1], atol=1e-6)
         if transitions is None:
             order = np.argsort(tokens, axis=1)
             expected_posteriors = np.take_along_axis(fst.arc_posteriors(tokens, log_probs, lm, 0.7, [3, 8]), order, 1)
@@ -149,11 +149,11 @@ def openfst_paths(automaton: pynini.Fst, p: int) -> dict[tuple[int, ...], float]
 
 def labelled(automaton: pynini.Fst) -> list[tuple[list[int], float]]:
     paths = automaton.paths()
-    found = []
+    sequences = []
     while not paths.done():
-        found.append(([label for label in paths.ilabels() if label], float(paths.weight())))
+        sequences.append(([label for label in paths.ilabels() if label], float(paths.weight())))
         paths.next()
-    return found
+    return sequences
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -162,10 +162,10 @@ def test_openfst_composes_to_the_same_paths_and_posteriors(seed: int) -> None:
     automaton = lattice.to_fst()
     composed = pynini.compose(automaton, lm.to_fst(lattice.tokens, context))
     expected = openfst_paths(composed, 50)
-    found = as_dict(*lattice.nbest_paths(lm, 50, 1.0, context))
-    assert len(found) == 50
-    np.testing.assert_allclose(sorted(found.values()), sorted(expected.values()), atol=1e-3)
-    assert len(found.keys() & expected.keys()) >= 48  # ties may be cut elsewhere
+    paths = as_dict(*lattice.nbest_paths(lm, 50, 1.0, context))
+    assert len(paths) == 50
+    np.testing.assert_allclose(sorted(paths.values()), sorted(expected.values()), atol=1e-3)
+    assert len(paths.keys() & expected.keys()) >= 48  # ties may be cut elsewhere
     log = pynini.arcmap(composed, map_type="to_log64")
     total = -float(pynini.shortestdistance(log, reverse=True)[composed.start()])
     posteriors = lattice.arc_posteriors(lm, 1.0, context)
@@ -221,8 +221,8 @@ def test_fstprints_text_is_read_and_labels_are_ids_above_zero(tmp_path: Path) ->
     (tmp_path / "lat.txt").write_text(str(lattice.to_fst().print(acceptor=True)))
     (name, again), *_ = fst.read_lattices(tmp_path / "lat.txt")
     assert name == ""
-    for found, expected in zip(again.nbest_paths(p=20), lattice.nbest_paths(p=20), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for column, expected in zip(again.nbest_paths(p=20), lattice.nbest_paths(p=20), strict=True):
+        np.testing.assert_allclose(column, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ Path_ = tuple[tuple[int, ...], float, tuple[int, ...]]
 
 def all_paths(lattice: fst.Lattice) -> list[Path_]:
     """Tokens, log-probability and arcs of every complete path."""
-    found = []
+    paths = []
 
     def descend(state: int, tokens: tuple[int, ...], log_prob: float, arcs: tuple[int, ...]) -> None:
         if lattice.finals[state] > -np.inf:
-            found.append((tokens, log_prob + float(lattice.finals[state]), arcs))
+            paths.append((tokens, log_prob + float(lattice.finals[state]), arcs))
         for arc, (token, weight, target) in enumerate(lattice.arcs(state), int(lattice.offsets[state])):
             descend(target, tokens if token < 0 else (*tokens, token), log_prob + weight, (*arcs, arc))
 
     descend(0, (), 0.0, ())
-    return found
+    return paths
 
 
 def random_lattice(seed: int, states: int = 40, vocabulary: int = 20, epsilons: float = 0.1) -> fst.Lattice:

@@ -97,11 +97,11 @@ def exists(module: str, name: str) -> bool:
 
 def test_what_tests_share_lives_in_helpers() -> None:
     """No test module, and no conftest, imports another: helpers are found in one place."""
-    found = {}
+    shared = {}
     for path in (ROOT / "tests").rglob("*.py"):
         lines = re.findall(
             r"^ *(?:from|import) (tests\.(?!helpers\b)\S+)", path.read_text(encoding="utf-8"), re.MULTILINE
         )
         if lines:
-            found[path.name] = lines
-    assert found == {}
+            shared[path.name] = lines
+    assert shared == {}

@@ -41,18 +41,18 @@ def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name}: relative import"
             named = [f"{node.module}.{alias.name}" for alias in node.names]
-            found = [full if full in known else str(node.module) for full in named]
+            modules = [full if full in known else str(node.module) for full in named]
         elif isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            modules = [alias.name for alias in node.names]
         else:
             continue
-        yield from (Import(name, other, id(node) not in eager) for other in found if other in known and other != name)
+        yield from (Import(name, other, id(node) not in eager) for other in modules if other in known and other != name)
 
 
 def all_imports() -> list[Import]:
     paths = modules()
     known = {*paths, "fst._core"}
-    return [found for name, path in paths.items() for found in imports_of(name, path, known)]
+    return [each for name, path in paths.items() for each in imports_of(name, path, known)]
 
 
 def height(module: str) -> int | None:
@@ -65,23 +65,23 @@ def height(module: str) -> int | None:
     return 0 if package == "fst" else 1 + len(ROOMS)
 
 
-def runs_upwards(found: Import) -> bool:
+def runs_upwards(imported: Import) -> bool:
     """Whether something imports what stands above it; only ``latticebpd.cli``'s functions may, from ``lm_training``."""
-    lower, upper = height(found.importer), height(found.imported)
+    lower, upper = height(imported.importer), height(imported.imported)
     if lower is None or upper is None or upper <= lower:
         return False
-    return not (found.importer.startswith("latticebpd.cli") and found.lazy)
+    return not (imported.importer.startswith("latticebpd.cli") and imported.lazy)
 
 
 def test_imports_run_one_way_from_room_to_room() -> None:
     assert {room.name for room in (ROOT / "latticebpd").iterdir() if (room / "__init__.py").exists()} == set(ROOMS)
-    assert [str(found) for found in all_imports() if runs_upwards(found)] == []
+    assert [str(each) for each in all_imports() if runs_upwards(each)] == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph: dict[str, set[str]] = {}
-    for found in all_imports():
-        graph.setdefault(found.importer, set()).add(found.imported)
+    for imported in all_imports():
+        graph.setdefault(imported.importer, set()).add(imported.imported)
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -96,8 +96,8 @@ def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
         "import a.b\nfrom a import c, name\nfrom typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from a import b\ndef f():\n    import a\n    def g():\n        from a.c import x\n"
     )
-    found = {(one.imported, one.lazy) for one in imports_of("m", source, {"a", "a.b", "a.c"})}
-    assert found == {("a.b", False), ("a.c", False), ("a", False), ("a.b", True), ("a", True), ("a.c", True)}
+    names = {(one.imported, one.lazy) for one in imports_of("m", source, {"a", "a.b", "a.c"})}
+    assert names == {("a.b", False), ("a.c", False), ("a", False), ("a.b", True), ("a", True), ("a.c", True)}
     assert runs_upwards(Import("fst.model", "latticebpd.lattices.lattice", True))
     assert runs_upwards(Import("latticebpd.cli.input_data", "lm_training.data.corpus", False))
     assert not runs_upwards(Import("latticebpd.cli.input_data", "lm_training.data.corpus", True))

@@ -47,8 +47,8 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
 
 def test_replaced_names_do_not_come_back() -> None:
     pattern = re.compile(r"\b(" + "|".join(GONE) + r")\b")
-    found = {(path.name, match[0]) for path in SOURCES for match in pattern.finditer(path.read_text(encoding="utf-8"))}
-    assert found == set()
+    names = {(path.name, match[0]) for path in SOURCES for match in pattern.finditer(path.read_text(encoding="utf-8"))}
+    assert names == set()
 
 
 def test_modules_are_named_after_what_is_in_them() -> None:

@@ -20,7 +20,7 @@ X86 = re.compile(r"__builtin_ia32|__builtin_cpu_supports|gnu::target|immintrin|_
 def unguarded(source: str) -> list[str]:
     """Lines that only x86 processors understand and that no ``#if defined(__x86_64__)`` encloses."""
     depth: list[bool] = []
-    found = []
+    lines = []
     for line in source.splitlines():
         directive = line.strip()
         if directive.startswith("#if"):
@@ -30,8 +30,8 @@ def unguarded(source: str) -> list[str]:
         elif directive.startswith("#endif"):
             depth.pop()
         elif X86.search(line) and not any(depth):
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -47,12 +47,12 @@ def test_all_extras_are_in_all_but_those_of_developers() -> None:
 
 def test_every_package_is_listed() -> None:
     packages = SETUP["options"]["packages"].split()
-    found = [
+    present = [
         ".".join(path.parent.relative_to(ROOT).parts)
         for top in ("fst", "latticebpd", "lm_training")
         for path in (ROOT / top).rglob("__init__.py")
     ]
-    assert sorted(packages) == sorted(found)
+    assert sorted(packages) == sorted(present)
 
 
 def test_what_only_x86_understands_is_guarded() -> None:

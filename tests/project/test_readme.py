@@ -106,8 +106,8 @@ def test_the_readme_is_short_and_the_page_of_commands_names_them_all() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for name, position in COMMANDS.items():
         module, attribute = position.split(":")
-        found = getattr(import_module(module), attribute)
-        held = found.registered_commands if isinstance(found, typer.Typer) else []
+        program = getattr(import_module(module), attribute)
+        held = program.registered_commands if isinstance(program, typer.Typer) else []
         for command in [f"{name} {each.name or each.callback.__name__}" for each in held] or [name]:
             assert f"latticebpd {command}" in page or f"`{command}`" in page, command
 

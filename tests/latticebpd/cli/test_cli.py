@@ -52,9 +52,11 @@ def test_commands_stand_in_panels_by_what_they_are_for(run: Run) -> None:
 
 def test_options_used_most_stand_first_where_there_are_many() -> None:
     commands = _LazyCommands(COMMANDS)
-    found = {name: commands[name] for name in COMMANDS}
-    found |= {f"{name} {each}": sub for name in COMMANDS for each, sub in getattr(found[name], "commands", {}).items()}
-    for words, command in found.items():
+    chosen = {name: commands[name] for name in COMMANDS}
+    chosen |= {
+        f"{name} {each}": sub for name in COMMANDS for each, sub in getattr(chosen[name], "commands", {}).items()
+    }
+    for words, command in chosen.items():
         options = [each for each in command.params if each.param_type_name == "option"]
         assert (len(options) > LONG) == (words in FIRST), words
         if words in FIRST:
@@ -62,7 +64,7 @@ def test_options_used_most_stand_first_where_there_are_many() -> None:
             assert [each.name for each in options if each.rich_help_panel is None] == names, words
             assert {each.name for each in options if each.required} <= set(names), words
             assert len(names) <= 7
-    assert FIRST.keys() <= found.keys()
+    assert FIRST.keys() <= chosen.keys()
 
 
 def test_help_shows_the_options_used_most_and_their_defaults(run: Run) -> None:
@@ -104,10 +106,10 @@ def test_oracle_counts_what_the_lattices_hold(run: Run, lattice_file: Path) -> N
 
 def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tmp_path: Path) -> None:
     for name, shard in (("whole", "0/1"), ("a", "0/2"), ("b", "1/2")):
-        found = LatticeSet.load(lattice_file)
-        LatticeSet(found.tokens, found.log_probs, found.continuation, found.context, sequence=np.arange(6) // 2).save(
-            tmp_path / "l.npz"
-        )
+        lattices = LatticeSet.load(lattice_file)
+        LatticeSet(
+            lattices.tokens, lattices.log_probs, lattices.continuation, lattices.context, sequence=np.arange(6) // 2
+        ).save(tmp_path / "l.npz")
         assert run("oracle", tmp_path / "l.npz", "--shard", shard, "--tally", tmp_path / f"{name}.json")[0] == 0
     status, out, _ = run(
         "merge",
@@ -128,8 +130,8 @@ def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tm
 
 
 def test_merge_refuses_parts_that_are_there_twice_or_not_at_all(run: Run, lattice_file: Path, tmp_path: Path) -> None:
-    found = replace(LatticeSet.load(lattice_file), sequence=np.arange(6) // 2)
-    found.save(tmp_path / "l.npz")
+    lattices = replace(LatticeSet.load(lattice_file), sequence=np.arange(6) // 2)
+    lattices.save(tmp_path / "l.npz")
     parts = [tmp_path / f"{index}.json" for index in range(3)]
     for index, part in enumerate(parts):
         assert run("oracle", tmp_path / "l.npz", "--shard", f"{index}/3", "--tally", part)[0] == 0

@@ -202,8 +202,8 @@ def test_the_prompt_is_context_or_not(
     assert left_out["signature"]["context"] == "answer"
     assert there["signature"]["context"] is None
     assert left_out["systems"] == never_there["systems"]
-    for found in (left_out, there):  # decodes make the calls of the walk through the lattices
-        for walked, decoded in zip(found["systems"], found["decoded"], strict=True):
+    for result in (left_out, there):  # decodes make the calls of the walk through the lattices
+        for walked, decoded in zip(result["systems"], result["decoded"], strict=True):
             assert (decoded["system"], decoded["differing_texts"]) == (walked["system"], 0)
             assert decoded["block_efficiency"] == walked["block_efficiency"]
     for position in (1, 2):  # both systems draft the second token where they know the prompt

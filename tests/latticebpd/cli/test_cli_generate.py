@@ -156,11 +156,11 @@ def test_lenient_rules_keep_more_and_are_those_of_the_loop(run: Run, expected: s
     options = ("generate", TEXT, "--max-new-tokens", 24, "--system", "16-tree", "--json")
     exact, lenient = (json.loads(run(*options, "--accept", name)[1]) for name in ("exact", rule))
     assert exact["text"] == expected
-    found = load()
-    drafter = TreeDrafter(found.model, found.lm, num_nodes=16)
-    ids = found.encode(TEXT)
-    out = generate(found.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
-    assert lenient["text"] == found.tokenizer.decode(out.sequences[0, len(ids) :].tolist())
+    loaded = load()
+    drafter = TreeDrafter(loaded.model, loaded.lm, num_nodes=16)
+    ids = loaded.encode(TEXT)
+    out = generate(loaded.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
+    assert lenient["text"] == loaded.tokenizer.decode(out.sequences[0, len(ids) :].tolist())
     assert lenient["calls"] == out.num_calls
 
 
@@ -340,8 +340,8 @@ def test_a_block_drafter_in_every_command_that_decodes(tmp_path: Path, run: Run)
         "compare", lattices, *beside, "--lm", bundled.LM, "-s", "chain", "-s", "16-tree", "--decode-texts", 2, "--json"
     )
     assert status == 0, err
-    found = json.loads(out)
-    for walked, decoded in zip(found["systems"], found["decoded"], strict=True):
+    result = json.loads(out)
+    for walked, decoded in zip(result["systems"], result["decoded"], strict=True):
         assert decoded["system"] == walked["system"]
         assert decoded["differing_texts"] == 0
         assert abs(decoded["calls"] - walked["steps"]) <= 2, walked["system"]

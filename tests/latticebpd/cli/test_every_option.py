@@ -46,12 +46,12 @@ def commands() -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
     """The words and the parameters of every command."""
     for name, position in COMMANDS.items():
         module, attribute = position.split(":")
-        found = getattr(import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            for each in found.registered_commands:
+        program = getattr(import_module(module), attribute)
+        if isinstance(program, typer.Typer):
+            for each in program.registered_commands:
                 yield (name, each.name or each.callback.__name__.replace("_", "-")), parameters(each.callback)
         else:
-            yield (name,), parameters(found)
+            yield (name,), parameters(program)
 
 
 def parameters(function: Any) -> list[Parameter]:
@@ -88,9 +88,9 @@ COMMAND_LIST = list(commands())
 
 
 def test_the_walk_finds_the_program() -> None:
-    found = {" ".join(words): {each.flag for each in options} for words, options in COMMAND_LIST}
-    assert {"demo", "lm train", "train heads", "generate", "models get"} <= set(found)
-    assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
+    flags_of = {" ".join(words): {each.flag for each in options} for words, options in COMMAND_LIST}
+    assert {"demo", "lm train", "train heads", "generate", "models get"} <= set(flags_of)
+    assert {"--order", "--prune-theta", "--output", "--work-dir"} <= flags_of["lm train"]
 
 
 def test_help_breaks_lines_where_the_terminal_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_the_page_of_quantities_lists_every_command_and_options_that_exist() -> 
         if line.startswith("| `")
     ]
     flags = {" ".join(words): {each.flag for each in options} for words, options in COMMAND_LIST}
-    negated = {command: {f"--no-{flag[2:]}" for flag in found} for command, found in flags.items()}
+    negated = {command: {f"--no-{flag[2:]}" for flag in flag_set} for command, flag_set in flags.items()}
     assert {command for command, *_ in rows} == set(flags)
     for command, options, prints, paper in rows:
         for option in options.replace("`", "").split():

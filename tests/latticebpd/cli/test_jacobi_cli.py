@@ -45,10 +45,10 @@ def test_operations_are_those_that_torch_counts(family: str) -> None:
         return
     jacobi(model, ids, max_new_tokens=9)  # what kind of model it is, is found out the first time
     with FlopCounterMode(display=False) as counted:
-        found = jacobi(model, ids, max_new_tokens=9)
-    predicted = int(found.columns[0]) - (0 if is_encoder_decoder else 4)
-    own = shape.flops(5 if is_encoder_decoder else 0, int(found.columns[0]), int(found.pairs[0]), predicted)
-    assert own + int(found.columns[0]) * angles == counted.get_total_flops()
+        decoded = jacobi(model, ids, max_new_tokens=9)
+    predicted = int(decoded.columns[0]) - (0 if is_encoder_decoder else 4)
+    own = shape.flops(5 if is_encoder_decoder else 0, int(decoded.columns[0]), int(decoded.pairs[0]), predicted)
+    assert own + int(decoded.columns[0]) * angles == counted.get_total_flops()
 
 
 def test_measurements_add_up_and_systems_take_turns() -> None:
@@ -77,9 +77,9 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
             ),
         ),
     }
-    found = compare(systems, inputs, 0, False, batch_size=2, warm_ups=1, clock=lambda: float(next(now)))
+    comparison = compare(systems, inputs, 0, False, batch_size=2, warm_ups=1, clock=lambda: float(next(now)))
     assert asked == [(name, start) for start in (0, 0, 2, 4) for name in ("greedy", "beam", "blocks")]
-    greedy, blocks = found[GREEDY], found["blocks"]
+    greedy, blocks = comparison[GREEDY], comparison["blocks"]
     assert blocks.differing(greedy) == 0
     assert greedy.passes == [len(tokens) for tokens in greedy.tokens]
     assert greedy.seconds == blocks.seconds == [0.5] * 4 + [1.0]  # each decode takes one tick of the clock
@@ -91,8 +91,8 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
     expected = model.generate(torch.tensor([[8, 8, 2, 11]]), do_sample=False, num_beams=3, max_new_tokens=NEW)[
         0, 1:
     ].tolist()
-    assert found["beam"].tokens[2] == expected[: len(found["beam"].tokens[2])]
-    assert min(found["beam"].flops) > max(greedy.flops)
+    assert comparison["beam"].tokens[2] == expected[: len(comparison["beam"].tokens[2])]
+    assert min(comparison["beam"].flops) > max(greedy.flops)
 
 
 @pytest.fixture

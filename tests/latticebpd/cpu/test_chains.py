@@ -20,12 +20,12 @@ def test_paths_have_the_chains_probabilities_and_arcs_their_marginals() -> None:
         masses, marginals = np.exp(log_probs[row]).sum(axis=1), np.zeros((slots, k))
         for path in itertools.product(range(k), repeat=slots):
             wanted = np.exp(start[row, path[0]]) / np.exp(start[row]).sum()
-            found = arcs[row, 0, path[0]]
+            log_prob = arcs[row, 0, path[0]]
             for slot, (i, j) in enumerate(itertools.pairwise(path)):
                 scores = np.exp(pairs[row, slot, i])
                 wanted *= scores[j] / scores.sum()
-                found += arcs[row, slot + 1, j] + transitions[row, slot, i, j]
-            np.testing.assert_allclose(found, np.log(wanted * masses.prod()), atol=1e-5)
+                log_prob += arcs[row, slot + 1, j] + transitions[row, slot, i, j]
+            np.testing.assert_allclose(log_prob, np.log(wanted * masses.prod()), atol=1e-5)
             marginals[range(slots), path] += wanted
         np.testing.assert_allclose(np.exp(arcs[row]), marginals * masses[:, None], rtol=1e-5)
 

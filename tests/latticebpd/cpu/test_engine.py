@@ -357,9 +357,9 @@ def test_a_forked_child_computes_and_decodes() -> None:
 
     expected = states(3), text()
 
-    def child(found: Any) -> None:
+    def child(pipe: Any) -> None:
         torch.set_num_threads(1)
-        found.send((np.array_equal(states(3), expected[0]), text() == expected[1]))
+        pipe.send((np.array_equal(states(3), expected[0]), text() == expected[1]))
 
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -466,8 +466,8 @@ def test_the_best_token_is_that_of_all_logits_however_close_others_are(size: flo
         wanted = engine.logits(states.numpy(), 1).argmax(-1)
         wanted[7:9] = engine.best(states[7:9].numpy(), 1)  # of no numbers, any
         for rows in (1, 2, 3, 4, 6, 12):
-            found = [engine.best(states[at : at + rows].numpy(), 2) for at in range(0, 36, rows)]
-            assert np.concatenate(found).tolist() == wanted.tolist(), (isa, rows)
+            best = [engine.best(states[at : at + rows].numpy(), 2) for at in range(0, 36, rows)]
+            assert np.concatenate(best).tolist() == wanted.tolist(), (isa, rows)
 
 
 def test_misuse_of_the_compiled_parts_is_refused() -> None:

@@ -145,8 +145,8 @@ def test_every_number_of_half_precision_is_read() -> None:
     a minimum of 0 is added.)"""
     halves = np.arange(65_536, dtype=np.uint16)
     as_weights = matrix_of("F16", halves.view(np.uint8), 64, 1024)
-    found = np.stack([as_weights.row(i) for i in range(64)]).reshape(-1)
-    np.testing.assert_array_equal(found.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
+    rows = np.stack([as_weights.row(i) for i in range(64)]).reshape(-1)
+    np.testing.assert_array_equal(rows.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
     blocks = np.ones((65_536, 34), np.uint8)
     blocks[:, :2] = halves[:, None].view(np.uint8)
     as_scales, weights = matrix_of("Q8_0", blocks, 2048, 1024), weights_of("Q8_0", blocks, 2048, 1024)

@@ -17,9 +17,9 @@ from latticebpd.drafters.bundled import load_prompts
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
 
 
-def _gap(found: Tensor, expected: Tensor) -> float:
+def _gap(values: Tensor, expected: Tensor) -> float:
     """The root mean square of a difference, as a part of what is expected."""
-    return float((found - expected).norm() / expected.norm())
+    return float((values - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("kind", [BlockHeads, ConditionedHeads])
@@ -37,10 +37,10 @@ def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[Bloc
     hidden = inputs[..., :96]
     for slots in (None, 1, 3):
         with torch.no_grad():
-            found, expected = changed(inputs, slots), plain(inputs, slots)
-            assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.015
+            states, expected = changed(inputs, slots), plain(inputs, slots)
+            assert _gap(states - hidden[..., None, :], expected - hidden[..., None, :]) < 0.015
             assert changed.weights.kernels is not None
-            assert torch.equal(changed(inputs[:1], slots), found[:1])
+            assert torch.equal(changed(inputs[:1], slots), states[:1])
     with torch.no_grad():
         plain.up.mul_(2)
         changed.up.mul_(2)
@@ -57,13 +57,13 @@ def test_the_bundled_models_heads_draft_what_float32_heads_draft() -> None:
     loaded = load(weights="torch")
     ids = [loaded.encode(prompt.text) for prompt in load_prompts()[:6]]
     hidden = torch.cat([known.base.base_model(torch.tensor([each])).last_hidden_state[0] for each in ids])
-    found, exact = (heads.head_logits(hidden).log_softmax(dim=-1) for heads in (model, known))
-    assert not torch.equal(found, exact)
+    approximate, exact = (heads.head_logits(hidden).log_softmax(dim=-1) for heads in (model, known))
+    assert not torch.equal(approximate, exact)
     best = exact.topk(16)
-    shared = (found.topk(16).indices[..., None] == best.indices[..., None, :]).any(-1).float().mean()
+    shared = (approximate.topk(16).indices[..., None] == best.indices[..., None, :]).any(-1).float().mean()
     assert shared > 0.97
-    assert (found.argmax(-1) == best.indices[..., 0]).float().mean() > 0.97
-    gaps = (found.gather(-1, best.indices) - best.values).abs()
+    assert (approximate.argmax(-1) == best.indices[..., 0]).float().mean() > 0.97
+    gaps = (approximate.gather(-1, best.indices) - best.values).abs()
     assert gaps.mean() < 0.03
     assert gaps.max() < 0.3
     assert isinstance(model.head_projection.embedding.linear, Int8Linear)

@@ -35,12 +35,12 @@ def test_products_are_those_of_an_engines_8_bit_matrix_of_whole_groups(inputs: i
     for rows in (0, 1, 2, 5, 12, 13, 25, 70):
         x, filled = drawn(rng, rows, inputs) * np.exp(drawn(rng, rows, 1)), np.zeros((rows, wider.shape[1]), np.float32)
         filled[:, :inputs] = x
-        found = int8_product(x, weight, threads)
-        np.testing.assert_array_equal(found, matrix.multiply(filled))
+        product = int8_product(x, weight, threads)
+        np.testing.assert_array_equal(product, matrix.multiply(filled))
         exact, sizes = x.astype(np.float64) @ weight.T.astype(np.float64), np.abs(x) @ np.abs(weight).T
         largest = np.abs(x).max(1, initial=0)[:, None] * np.abs(weight).sum(1)
         largest += np.abs(x).sum(1)[:, None] * np.abs(weight).max(1)
-        assert (np.abs(found - exact) <= largest / 250 + sizes / 1000).all()
+        assert (np.abs(product - exact) <= largest / 250 + sizes / 1000).all()
 
 
 @pytest.mark.parametrize("inputs", [1, 515, 516, 517, 5000])
@@ -52,10 +52,10 @@ def test_the_largest_sums_do_not_overflow(inputs: int) -> None:
 def test_zeros_nan_and_infinity_stay_in_their_rows() -> None:
     x, weight = np.ones((5, 8), np.float32), np.ones((3, 8), np.float32)
     x[0], x[1, 3], x[2, 3], x[3], weight[1] = 0, np.nan, -np.inf, 1e-45, 0
-    found = int8_product(x, weight)
-    assert found[0].tolist() == [0, 0, 0]
-    assert np.isnan(found[[1, 2]]).all()
-    np.testing.assert_allclose(found[[3, 4]], [[0, 0, 0], [8, 0, 8]], rtol=1e-3, atol=1e-30)
+    product = int8_product(x, weight)
+    assert product[0].tolist() == [0, 0, 0]
+    assert np.isnan(product[[1, 2]]).all()
+    np.testing.assert_allclose(product[[3, 4]], [[0, 0, 0], [8, 0, 8]], rtol=1e-3, atol=1e-30)
 
 
 @THREADS
@@ -72,12 +72,12 @@ def test_the_top_k_are_those_of_a_stable_sort_and_log_sums_close_to_double_preci
     ):
         x[0, : count // 2] = -np.inf
         for k in {1, min(count, 64), count}:
-            found, ends = _engine.top_k(x, k, threads, isa), x.astype(np.float64)
+            top, ends = _engine.top_k(x, k, threads, isa), x.astype(np.float64)
             order = np.argsort(-x, axis=1, kind="stable")[:, :k]
-            np.testing.assert_array_equal(found[1], order)
-            np.testing.assert_array_equal(found[0], np.take_along_axis(x, order, axis=1))
+            np.testing.assert_array_equal(top[1], order)
+            np.testing.assert_array_equal(top[0], np.take_along_axis(x, order, axis=1))
             np.testing.assert_allclose(
-                found[2], np.log(np.exp(ends - ends.max(1, keepdims=True)).sum(1)) + ends.max(1), atol=5e-6
+                top[2], np.log(np.exp(ends - ends.max(1, keepdims=True)).sum(1)) + ends.max(1), atol=5e-6
             )
 
 

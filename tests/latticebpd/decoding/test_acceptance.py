@@ -337,13 +337,13 @@ def joint_distribution(model: Any, arguments: dict[str, float]) -> dict[tuple[in
 
 def marginals(exact: dict[tuple[int, ...], float]) -> list[list[tuple[int, float]]]:
     """The second and the third token with their probabilities, likeliest first."""
-    found = []
+    counts = []
     for depth in (1, 2):
         marginal: Counter[int] = Counter()
         for text, probability in exact.items():
             marginal[text[depth]] += probability
-        found.append(marginal.most_common())
-    return found
+        counts.append(marginal.most_common())
+    return counts
 
 
 def assert_drawn_from(exact: dict[tuple[int, ...], float], model: Any, drafter: Drafter, rule: Acceptance) -> int:

@@ -122,37 +122,37 @@ def test_sampled_text_of_one_prompt_is_that_of_generate_under_the_same_seed(fami
 def test_several_texts_of_a_prompt_are_drawn_each_for_itself() -> None:
     decoding = custom_generate(PromptNgramDrafter())
     for family in ("llama", "bart"):
-        found = tiny(family).generate(
+        output = tiny(family).generate(
             PROMPT, do_sample=True, num_return_sequences=5, max_new_tokens=NEW, custom_generate=decoding
         )
-        assert len(found) == 5
-        assert len({tuple(row) for row in found.tolist()}) > 1
+        assert len(output) == 5
+        assert len({tuple(row) for row in output.tolist()}) > 1
 
 
 @pytest.mark.parametrize("family", ["llama", "bart"])
 def test_output_object_is_the_one_that_generate_returns(family: str) -> None:
     model = tiny(family)
     arguments: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
-    expected, found = (
+    expected, output = (
         model.generate(PROMPT, **arguments),
         model.generate(PROMPT, **arguments, custom_generate=custom_generate(NoDrafter())),
     )
-    assert type(found) is type(expected)
-    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert type(output) is type(expected)
+    assert output.sequences.tolist() == expected.sequences.tolist()
 
 
 def test_decoder_may_begin_with_several_tokens() -> None:
     model = tiny("marian", seed=3)
     begun = torch.tensor([[1, 8, 5]])
     expected = model.generate(PROMPT, decoder_input_ids=begun, max_new_tokens=9, do_sample=False)
-    found = model.generate(
+    output = model.generate(
         PROMPT,
         decoder_input_ids=begun,
         max_new_tokens=9,
         do_sample=False,
         custom_generate=custom_generate(PromptNgramDrafter()),
     )
-    assert found.tolist() == expected.tolist()
+    assert output.tolist() == expected.tolist()
 
 
 def test_streamers_are_given_the_prompt_once_and_every_token(
@@ -193,8 +193,10 @@ def by_row(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
 
 def test_criterion_of_ones_own_sees_the_columns_that_generate_shows_it() -> None:
     stop = StoppingCriteriaList([by_row])  # type: ignore[list-item]
-    found = assert_same_text(tiny("llama", seed=3), RAGGED, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop)
-    assert found.shape[1] == 9
+    output = assert_same_text(
+        tiny("llama", seed=3), RAGGED, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop
+    )
+    assert output.shape[1] == 9
 
 
 class OfABatch:
@@ -213,10 +215,10 @@ def test_criterion_that_remembers_a_batch_is_taken_for_one_prompt_and_refused_fo
     model = tiny("llama", seed=3)
     expected = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)])
     decoding = custom_generate(PromptNgramDrafter())
-    found = model.generate(
+    output = model.generate(
         PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)], custom_generate=decoding
     )
-    assert found.tolist() == expected.tolist()
+    assert output.tolist() == expected.tolist()
     for rows in (1, 3):
         with pytest.raises(ValueError, match=r"OfABatch; decode prompts one by one"):
             model.generate(**RAGGED, max_new_tokens=NEW, stopping_criteria=[OfABatch(rows)], custom_generate=decoding)
@@ -240,16 +242,16 @@ def test_rows_end_one_by_one_where_the_harness_cuts_their_texts(monkeypatch: pyt
     plain = model.generate(**RAGGED, **settings)[:, 4:].tolist()
     end = next(token for token in plain[0] if all(token in row[2:] for row in plain))
     monkeypatch.setattr(type(tokenizer), "__deepcopy__", lambda *_: pytest.fail("a copied tokenizer"), raising=False)
-    found = []
+    texts = []
     for drafter in (None, NoDrafter(), GoldDrafter(plain, 4)):
         decoding = {} if drafter is None else {"custom_generate": custom_generate(drafter)}
         criteria = StoppingCriteriaList([MultiTokenEOSCriteria(end, tokenizer, 3)])
         rows = model.generate(**RAGGED, **settings, stopping_criteria=criteria, **decoding)[:, 4:].tolist()
-        found.append([row[: row.index(end)] for row in rows])
+        texts.append([row[: row.index(end)] for row in rows])
         if drafter is not None:
             assert all(not any(row[row.index(end) + 1 :]) for row in rows)  # padding
-    assert found[1:] == found[:1] * 2
-    assert len({len(row) for row in found[0]}) > 1
+    assert texts[1:] == texts[:1] * 2
+    assert len({len(row) for row in texts[0]}) > 1
 
 
 class ByColumn(LogitsProcessor):
@@ -307,8 +309,8 @@ def test_processors_and_criteria_may_remember_and_tell_columns_and_rows(
     assert expected.tolist() != model.generate(**prompts, **arguments).tolist()  # type: ignore[operator]
     drafts = expected[:, 1 if family == "marian" else 4 :].tolist()
     for drafter in (NoDrafter(), GoldDrafter(drafts, 4)):
-        found = model.generate(**prompts, **arguments, **own(rows), custom_generate=custom_generate(drafter))  # type: ignore[operator]
-        assert found.tolist() == expected.tolist()
+        output = model.generate(**prompts, **arguments, **own(rows), custom_generate=custom_generate(drafter))  # type: ignore[operator]
+        assert output.tolist() == expected.tolist()
 
 
 def test_processor_that_cannot_be_copied_is_refused_in_a_batch() -> None:
@@ -403,8 +405,8 @@ def test_called_directly_it_decodes_as_well() -> None:
     model.generation_config.max_length = 9
     config = model._prepare_generation_config(None)[0]
     criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
-    found = custom_generate(NoDrafter())(model, PROMPT, LogitsProcessorList(), criteria, config)
-    assert found.tolist() == model.generate(PROMPT, do_sample=False).tolist()  # type: ignore[union-attr]
+    output = custom_generate(NoDrafter())(model, PROMPT, LogitsProcessorList(), criteria, config)
+    assert output.tolist() == model.generate(PROMPT, do_sample=False).tolist()  # type: ignore[union-attr]
 
 
 def test_text_generation_pipeline_writes_the_same(bundle: Loaded) -> None:

@@ -23,12 +23,12 @@ NEW = 12
 
 def own_texts(model: PreTrainedModel) -> list[list[int]]:
     """What ``generate()`` writes for each prompt alone."""
-    found = []
+    texts = []
     for prompt in PROMPTS:
         ids: Any = prompt[prompt != 0][None]
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
-        found.append(out[0, 1 if model.config.is_encoder_decoder else ids.shape[1] :].tolist())
-    return found
+        texts.append(out[0, 1 if model.config.is_encoder_decoder else ids.shape[1] :].tolist())
+    return texts
 
 
 def padded(model: PreTrainedModel) -> torch.Tensor:

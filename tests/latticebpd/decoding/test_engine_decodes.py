@@ -42,8 +42,8 @@ def test_drafts_change_nothing_in_a_batch(name: str, weights: str, threads: int)
     expected = generate(base, prompts, NoDrafter(), **settings).sequences
     if weights == "float32":
         assert torch.equal(base.generate(prompts, do_sample=False, **settings), expected)
-    found = generate(with_heads(base), prompts, DRAFTERS[name](with_heads(base), expected[:, 5:].tolist()), **settings)
-    assert torch.equal(found.sequences, expected)
+    output = generate(with_heads(base), prompts, DRAFTERS[name](with_heads(base), expected[:, 5:].tolist()), **settings)
+    assert torch.equal(output.sequences, expected)
 
 
 def test_the_bundled_model_writes_what_its_generate_writes() -> None:
@@ -57,9 +57,9 @@ def test_the_bundled_model_writes_what_its_generate_writes() -> None:
             TreeDrafter(loaded.model, loaded.lm, num_nodes=24),
             drafter_named("copies+8-tree", loaded.source, loaded.lm),
         ):
-            found = generate(loaded.model, ids, drafter, max_new_tokens=32)
-            assert torch.equal(found.sequences, expected)
-            assert found.block_efficiency > 1
+            output = generate(loaded.model, ids, drafter, max_new_tokens=32)
+            assert torch.equal(output.sequences, expected)
+            assert output.block_efficiency > 1
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -102,8 +102,8 @@ def test_columns_that_follow_level_by_level_have_the_bits_of_one_pass() -> None:
     levels = [[0, 1], [2, 3], [4, 5], [6]]  # the tree's nodes
     for nodes in levels:
         rows = np.repeat([0, 1], len(nodes))
-        found = verifier.grow(rows, np.tile(TREE.parents[nodes], 2).astype(np.int64), np.tile(TREE.tokens[nodes], 2))
-        for row, part in zip((0, 1), found.hidden[0].split(len(nodes)), strict=True):
+        hidden = verifier.grow(rows, np.tile(TREE.parents[nodes], 2).astype(np.int64), np.tile(TREE.tokens[nodes], 2))
+        for row, part in zip((0, 1), hidden.hidden[0].split(len(nodes)), strict=True):
             assert torch.equal(part, expected[row, [node + 1 for node in nodes]])
     for cache in verifier.caches:
         cache.keep([0, 2, 4, 6])
@@ -118,9 +118,9 @@ def test_a_row_may_be_selected_twice_and_goes_on_by_itself() -> None:
     verifier.select([1, 0, 1])
     verifier.verify([1, 2, 3], [DraftTree.empty()] * 3)
     verifier.keep([[]] * 3)
-    found = verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden
+    hidden = verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden
     verifier.prefill([[9, 8, 1], [3, 4, 5, 2], [9, 8, 3]])
-    assert torch.equal(verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden, found)
+    assert torch.equal(verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden, hidden)
 
 
 @torch.inference_mode()

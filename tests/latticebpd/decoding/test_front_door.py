@@ -113,33 +113,33 @@ def test_text_is_greedy_decodings(toy: Loaded) -> None:
 
 
 def test_a_model_of_ones_own_without_heads_drafts_copies(own: Path) -> None:
-    found = load(own)
-    assert found.lm is None
-    assert isinstance(found.drafter(), PromptNgramDrafter)
-    tree = found.draft("abcdefabcdefab")
+    loaded = load(own)
+    assert loaded.lm is None
+    assert isinstance(loaded.drafter(), PromptNgramDrafter)
+    tree = loaded.draft("abcdefabcdefab")
     assert len(tree) > 0
     assert set(tree.tokens.tolist()) <= set(range(6))
-    ids = torch.tensor([found.encode("abcabcab")])
-    expected = found.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
-    out = found.generate("abcabcab", max_new_tokens=40)
+    ids = torch.tensor([loaded.encode("abcabcab")])
+    expected = loaded.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
+    out = loaded.generate("abcabcab", max_new_tokens=40)
     assert out.sequences.tolist() == expected.tolist()
-    assert found.draft("a", NoDrafter()) == DraftTree.empty()
+    assert loaded.draft("a", NoDrafter()) == DraftTree.empty()
     with pytest.raises(ValueError, match="expected greedy or N-copies for a model without heads"):
-        found.drafter("16-tree")
+        loaded.drafter("16-tree")
 
 
 def test_draft_is_what_the_first_call_verifies(own: Path) -> None:
-    found = load(own)
+    loaded = load(own)
     for text in ("abcdefabcdefab", "ab", "aaaa"):
-        trace = found.generate(text, max_new_tokens=64, trace=True).trace
+        trace = loaded.generate(text, max_new_tokens=64, trace=True).trace
         assert trace is not None
-        assert found.draft(text) == trace[0].tree
+        assert loaded.draft(text) == trace[0].tree
 
 
 def test_whatever_lies_beside_a_model_comes_with_it(whole: Path) -> None:
-    found = load(whole)
-    assert found.lm == whole / "lm.fst"
-    assert as_scorer(found.lm, system="16-tree").alpha == 0.75
+    loaded = load(whole)
+    assert loaded.lm == whole / "lm.fst"
+    assert as_scorer(loaded.lm, system="16-tree").alpha == 0.75
     WEIGHTS.save(calibration_path(whole / "lm.fst"))
     calibrated = load(str(whole))
     assert calibrated_scorer(calibrated.lm).calibration == WEIGHTS
@@ -160,19 +160,19 @@ def test_chat_models_are_asked_in_their_template(own: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     tokenizer.add_special_tokens({"eos_token": "a"})
     tokenizer.save_pretrained(own)
-    found = load(own)
-    assert len(found.encode("bc")) != len(found.tokenizer("bc")["input_ids"])
+    loaded = load(own)
+    assert len(loaded.encode("bc")) != len(loaded.tokenizer("bc")["input_ids"])
 
 
 def test_translator_drafts_from_its_first_tokens(tmp_path: Path) -> None:
     folder = tmp_path / "translator"
     tiny("t5", seed=3).save_pretrained(folder)
     letters().save_pretrained(folder)
-    found = load(folder)
-    ids = torch.tensor([found.encode("abcabc")])
-    expected = found.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
-    assert found.generate("abcabc", max_new_tokens=20).sequences.tolist() == expected.tolist()
-    assert isinstance(found.draft("abcabc"), DraftTree)
+    loaded = load(folder)
+    ids = torch.tensor([loaded.encode("abcabc")])
+    expected = loaded.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
+    assert loaded.generate("abcabc", max_new_tokens=20).sequences.tolist() == expected.tolist()
+    assert isinstance(loaded.draft("abcabc"), DraftTree)
 
 
 def test_heads_of_another_model_are_refused_and_not_replaced_by_its_own(whole: Path, tmp_path: Path) -> None:

@@ -52,9 +52,11 @@ def test_first_change_of_a_text_is_found_with_both_tokens_and_the_margin(data: s
     with torch.inference_mode():
         logits = model(input_ids=sequences[row : row + 1, :column]).logits[0, -1]
     report = check_lossless(model, changed, 2, eos_token_id=[], batch_size=2)
-    (found,) = report.divergences
-    assert found == Divergence(row, column, other, own, pytest.approx(float(logits[own] - logits[other]), abs=1e-4))
-    assert found.margin > 0
+    (divergence,) = report.divergences
+    assert divergence == Divergence(
+        row, column, other, own, pytest.approx(float(logits[own] - logits[other]), abs=1e-4)
+    )
+    assert divergence.margin > 0
     assert report.tokens == 2 * 10 + column - 1
     assert f"row {row}, column {column}: token {other}" in str(report)
 

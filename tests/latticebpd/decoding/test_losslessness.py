@@ -103,12 +103,12 @@ def continuations(
 
     def decoded(prompts: Tensor, kept: Tensor) -> list[list[int]]:
         start = 1 if model.config.is_encoder_decoder else prompts.shape[1]
-        found = model.generate(
+        output = model.generate(
             prompts, attention_mask=kept, do_sample=False, num_beams=1, max_new_tokens=new, eos_token_id=eos,
             pad_token_id=0,
             logits_processor=processors,
         )  # fmt: skip
-        return [_until(row, eos) for row in found[:, start:].tolist()]
+        return [_until(row, eos) for row in output[:, start:].tolist()]
 
     if model.config.is_encoder_decoder or bool(mask.all()) or (model.dtype == torch.float32 and not processors):
         return decoded(ids, mask)

@@ -113,13 +113,13 @@ def test_family_is_equal_to_generate_or_refused_in_one_line(kind: str) -> None:
         assert "\n" not in str(refusal.value)
         return
     expected = [own_text(model, prompt, 20) for prompt in PROMPTS]
-    found = generate(model, ids, Branching(expected), attention_mask=mask, max_new_tokens=20)
-    assert [row[found.prompt_length :] for row in found.sequences.tolist()] == expected
-    assert found.block_efficiency > 3
+    output = generate(model, ids, Branching(expected), attention_mask=mask, max_new_tokens=20)
+    assert [row[output.prompt_length :] for row in output.sequences.tolist()] == expected
+    assert output.block_efficiency > 3
     solved = jacobi(model, ids, attention_mask=mask, max_new_tokens=20)
     assert [solved.tokens(row) for row in range(len(expected))] == expected
     read = {"input_ids": ids} if model.config.is_encoder_decoder else {}
-    checked = check_lossless(model, found.sequences, found.prompt_length, attention_mask=mask, **read)
+    checked = check_lossless(model, output.sequences, output.prompt_length, attention_mask=mask, **read)
     assert checked.lossless, str(checked)
     assert checked.tokens == sum(
         len("".join(map(chr, text)).rstrip("\0")) for text in expected
@@ -151,8 +151,8 @@ def test_text_may_hold_the_padding_token(kind: str) -> None:
         }
         expected = model.generate(prompt, do_sample=False, **options)  # type: ignore[operator]
         assert expected[0, start + 2] == 0
-        found = generate(model, prompt, Branching(expected[:, start:].tolist()), **options)
-        assert found.sequences.tolist() == expected.tolist()
+        output = generate(model, prompt, Branching(expected[:, start:].tolist()), **options)
+        assert output.sequences.tolist() == expected.tolist()
 
 
 def test_positions_by_token_id_that_cannot_be_given_are_refused() -> None:
@@ -176,10 +176,10 @@ def test_text_on_one_side_of_a_long_ropes_boundary_is_generates(length: int, new
     model = long_rope(20)
     prompt = [(7 * i) % 20 + 3 for i in range(length)]
     expected = own_text(model, prompt, new)
-    found = generate(model, prompt, Branching([expected]), max_new_tokens=new)
-    assert found.sequences[0, length:].tolist() == expected
+    output = generate(model, prompt, Branching([expected]), max_new_tokens=new)
+    assert output.sequences[0, length:].tolist() == expected
     assert jacobi(model, prompt, max_new_tokens=new).tokens() == expected
-    assert check_lossless(model, found.sequences, length).lossless
+    assert check_lossless(model, output.sequences, length).lossless
 
 
 def test_text_across_a_long_ropes_boundary_is_refused() -> None:
@@ -218,5 +218,5 @@ def test_text_ends_where_the_models_positions_do(kind: str) -> None:
     prompt = [3, 4, 5]
     start = 1 if model.config.is_encoder_decoder else len(prompt)
     expected = own_text(model, prompt, POSITIONS - start)
-    found = generate(model, prompt, Branching([expected]), max_new_tokens=3 * POSITIONS)
-    assert found.sequences[0, start:].tolist() == expected
+    output = generate(model, prompt, Branching([expected]), max_new_tokens=3 * POSITIONS)
+    assert output.sequences[0, start:].tolist() == expected

@@ -105,13 +105,13 @@ def assert_same(
     """Texts and calls, or about as many calls."""
     own, stock = one.drafter(system), other.drafter(system)
     for prompt in prompts:
-        found = one.generate(prompt, own, max_new_tokens=length, trace=True)
+        output = one.generate(prompt, own, max_new_tokens=length, trace=True)
         expected = other.generate(prompt, stock, max_new_tokens=length, trace=True)
-        assert torch.equal(found.sequences, expected.sequences)
-        assert len(found.blocks()) == pytest.approx(len(expected.blocks()), rel=0.1)
+        assert torch.equal(output.sequences, expected.sequences)
+        assert len(output.blocks()) == pytest.approx(len(expected.blocks()), rel=0.1)
         if calls:
-            assert found.blocks() == expected.blocks()
-            counts = (each.accept_counts.tolist() for each in (found, expected))  # as long as the deepest draft
+            assert output.blocks() == expected.blocks()
+            counts = (each.accept_counts.tolist() for each in (output, expected))  # as long as the deepest draft
             assert np.trim_zeros(next(counts), "b") == np.trim_zeros(next(counts), "b")
 
 
@@ -190,13 +190,13 @@ def test_what_needs_the_model_reads_it_and_runs_on_the_same_engine(
 ) -> None:
     loaded, stock = load(llama), with_pytorch(llama, monkeypatch)
     for options in ({"stop_strings": "q"}, {"use_cache": False}, {"logits_processor": []}):
-        found = loaded.generate(PROMPTS[0], max_new_tokens=20, **options).sequences
-        assert torch.equal(found, stock.generate(PROMPTS[0], max_new_tokens=20, **options).sequences)
+        decoded = loaded.generate(PROMPTS[0], max_new_tokens=20, **options).sequences
+        assert torch.equal(decoded, stock.generate(PROMPTS[0], max_new_tokens=20, **options).sequences)
     assert isinstance(loaded.model, BlockwiseLM)
     assert loaded.model is loaded.model
-    found = generate(loaded.model, PROMPTS[1], NoDrafter(), max_new_tokens=20)
+    decoded = generate(loaded.model, PROMPTS[1], NoDrafter(), max_new_tokens=20)
     for drafting in (loaded, load(llama)):
-        assert torch.equal(found.sequences, drafting.generate(PROMPTS[1], max_new_tokens=20).sequences)
+        assert torch.equal(decoded.sequences, drafting.generate(PROMPTS[1], max_new_tokens=20).sequences)
     loaded.base.model.layers[0].register_forward_hook(lambda module, inputs, output: output)
     with pytest.raises(ValueError, match="got a hook"):
         loaded.generate(PROMPTS[1], max_new_tokens=20)

@@ -121,8 +121,8 @@ def test_rows_do_not_depend_on_each_other_and_the_cache_follows_growing_texts(lo
 
 def test_lattices_of_a_text_are_those_of_its_decode(loaded: Loaded) -> None:
     text, source = [3, 1, 4, 1, 5, 9, 2, 6], loaded.lattice_source(k=4, slots=3)
-    found = [lattice for part, _ in source.lattices_of_text(text, range(2, 6)) for lattice in part]
-    for position, lattice in zip(range(2, 6), found, strict=True):
+    lattices = [lattice for part, _ in source.lattices_of_text(text, range(2, 6)) for lattice in part]
+    for position, lattice in zip(range(2, 6), lattices, strict=True):
         (expected,) = source.lattices([moment(text[: position + 2])])
         assert expected is not None
         np.testing.assert_array_equal(lattice.tokens, expected.tokens)

@@ -87,12 +87,12 @@ def test_a_pass_over_many_anchors_computes_what_the_formulas_say_of_each(layers:
     anchors = torch.tensor([[1, 4, 9], [3, 3, 7]])
     positions, visible = anchored_blocks(anchors, 4, 9, causal)
     with torch.inference_mode():
-        found = drafter(states, torch.arange(9).expand(2, -1), block, positions, visible)
+        output = drafter(states, torch.arange(9).expand(2, -1), block, positions, visible)
     for row in range(2):
         for number, anchor in enumerate(anchors[row].tolist()):
             part = slice(4 * number, 4 * number + 4)
             expected = reference(weights_of(drafter), layers, states[row, :anchor], block[row, part], anchor, causal)
-            torch.testing.assert_close(found[row, part], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(output[row, part], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -78,13 +78,13 @@ def test_drafters_with_weights_rounded_to_8_bits_draft_nearly_the_same(kind: str
     assert rounded.state_dict().keys() == plain.state_dict().keys()
     states = layer_states(target, text, plain.config.target_layer_ids)[:-1]
     with torch.inference_mode():
-        found, expected = (
+        approximate, expected = (
             drafter.output(BaseModel.of(target).projection)(
                 BlockLattices(drafter, target).filler.states([State(0, text, 2, None, 9, (), states)])
             )
             for drafter in (rounded, plain)
         )
-    assert 0 < (found - expected).norm() < 0.08 * expected.norm()
+    assert 0 < (approximate - expected).norm() < 0.08 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,8 +145,8 @@ def test_a_kept_context_gives_the_lattices_of_one_read_anew(kind: str) -> None:
         compared = 0
 
         def propose(self, states: list[State]) -> list[DraftTree]:
-            found = kept.lattices(states)
-            for lattice, state in zip(found, states, strict=True):
+            lattices = kept.lattices(states)
+            for lattice, state in zip(lattices, states, strict=True):
                 (single,) = BlockLattices(drafter, target, 4).lattices([state])
                 assert lattice is not None
                 assert single is not None

@@ -65,8 +65,8 @@ def test_heads_of_8_bits_draft_what_float32_heads_draft(model: BlockwiseLM, tmp_
         assert bool(((rounded - exact).abs() <= 0.51 * scale).all())
     again.use_int8()
     with torch.inference_mode():
-        wanted, found = (each.head_logits(hidden, following=following) for each in (own, again))
-    assert float((found - wanted).norm() / wanted.norm()) < 0.02
+        wanted, logits = (each.head_logits(hidden, following=following) for each in (own, again))
+    assert float((logits - wanted).norm() / wanted.norm()) < 0.02
     for change, message in (
         (
             {"up.scale": torch.ones(3, 1, 4)},
@@ -140,8 +140,8 @@ def test_conditioned_heads_read_the_token_that_was_chosen(model: BlockwiseLM) ->
     for index in range(3):
         up, down = heads.up[index], heads.down[index]
         state = hidden + torch.nn.functional.silu(hidden @ up[:16] + token @ up[16:]) @ down
-        found = own.head_logits(hidden, following=following)[..., index, :]
-        torch.testing.assert_close(found, state @ output.T)
+        logits = own.head_logits(hidden, following=following)[..., index, :]
+        torch.testing.assert_close(logits, state @ output.T)
     with pytest.raises(ValueError, match="expected the tokens after hidden states, which these heads read, got none"):
         own.head_logits(hidden)
 
@@ -290,8 +290,8 @@ def test_lattices_of_texts_are_those_of_decodes(has_transitions: bool, heads: He
     source = HeadLattices(own, k=5)
     with torch.no_grad():
         states = model.base.base_model(torch.tensor([text])).last_hidden_state[0]
-    ((found, _),) = source.lattices_of_text(text, range(2, 6))
-    for position, lattice in zip(range(2, 6), found, strict=True):
+    ((lattices, _),) = source.lattices_of_text(text, range(2, 6))
+    for position, lattice in zip(range(2, 6), lattices, strict=True):
         (expected,) = source.lattices([State(0, text[: position + 2], 1, states[position], 3)])
         assert expected is not None
         np.testing.assert_array_equal(lattice.tokens, expected.tokens)

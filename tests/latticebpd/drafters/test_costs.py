@@ -64,15 +64,15 @@ def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
             for size in range(max(map(len, trees)) + 1)
         ]
         kept, saved = paying_nodes(list(trees), curve)
-        found = max(int(keep.sum()) for keep in kept)
-        assert all(keep[:found].all() and not keep[found:].any() for keep in kept)
-        assert promised[found] == pytest.approx(max(promised))
-        took = float(curve.of(rows, np.array([found + 1]))[0]) + curve.drafting_of(rows)
+        largest = max(int(keep.sum()) for keep in kept)
+        assert all(keep[:largest].all() and not keep[largest:].any() for keep in kept)
+        assert promised[largest] == pytest.approx(max(promised))
+        took = float(curve.of(rows, np.array([largest + 1]))[0]) + curve.drafting_of(rows)
         single = (
-            promised[found] * took / rows * float(curve.of(rows, np.array([1]))[0])
+            promised[largest] * took / rows * float(curve.of(rows, np.array([1]))[0])
         )  # seconds of as many tokens without drafts
         assert saved == pytest.approx(single - took)
-        sizes.add(found)
+        sizes.add(largest)
     assert len(sizes) > 10
     assert 0 in sizes  # where drafting does not pay, nothing is drafted
     with pytest.raises(ValueError, match="probabilities"):
@@ -313,10 +313,10 @@ def test_drafting_is_measured_with_the_drafter_that_pays_off() -> None:
 
 def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
     passes = []
-    found = profile(tiny("llama", 0), (1, 4), (1, 2), context=6, rounds=2, on_pass=lambda: passes.append(1))
-    assert (found.rows, found.columns, len(passes)) == ((1, 2), (1, 4), 12)
-    assert found.about["threads"] == str(torch.get_num_threads())
-    assert found.drafting == ()  # nobody drafts
+    costs = profile(tiny("llama", 0), (1, 4), (1, 2), context=6, rounds=2, on_pass=lambda: passes.append(1))
+    assert (costs.rows, costs.columns, len(passes)) == ((1, 2), (1, 4), 12)
+    assert costs.about["threads"] == str(torch.get_num_threads())
+    assert costs.drafting == ()  # nobody drafts
     status, printed, _ = run(
         "profile", "--columns", "1,3", "--rounds", 1, "--context", 8, "-o", tmp_path / "costs.json", "--json"
     )

@@ -66,8 +66,8 @@ def test_heads_that_have_learnt_nothing_say_what_the_base_model_says(family: str
     base = tiny_base(family)
     hidden, logits = final_states(base, [4, 5, 6], [1, 9, 8])
     model = BlockwiseLM(base, new_heads(base, kind, num_heads=3))
-    found = model.head_logits(hidden, following=logits.argmax(dim=-1))
-    torch.testing.assert_close(found, logits[:, None].expand(-1, 2, -1))
+    drafted = model.head_logits(hidden, following=logits.argmax(dim=-1))
+    torch.testing.assert_close(drafted, logits[:, None].expand(-1, 2, -1))
     torch.testing.assert_close(model.projection(hidden), logits)
 
 

@@ -301,9 +301,9 @@ def test_drafts_end_where_their_best_token_ends_the_text() -> None:
 def test_lattices_of_a_text_are_those_of_its_decode(bidirectional: bool) -> None:
     verifier, text = verifier_of("marian", 2), [1, 8, 3, 5, 2, 7]
     source = MaskLattices(random_drafter(bidirectional=bidirectional), 4, 5, verifier)
-    found = [each for part, _ in source.lattices_of_text(text, range(4), SOURCES[0]) for each in part]
-    assert len(found) == 4
-    for position, lattice in enumerate(found):
+    lattices = [each for part, _ in source.lattices_of_text(text, range(4), SOURCES[0]) for each in part]
+    assert len(lattices) == 4
+    for position, lattice in enumerate(lattices):
         single = MaskLattices(source.model, 4, 5)
         (expected,) = single.lattices([state(0, SOURCES[0], text[: position + 2])])
         assert expected is not None

@@ -136,12 +136,12 @@ def reranker_scores(head: LatticeReranker, embedded: Tensor, log_probs: Tensor, 
 def all_paths(kind: str, row: int, k: int = 3) -> dict[tuple[int, ...], float]:
     """The log-probability of every prefix of every path."""
     tokens, step = softmaxes(kind, row, k)
-    found: dict[tuple[int, ...], float] = {}
+    log_probs: dict[tuple[int, ...], float] = {}
     for length in range(1, len(tokens) + 1):
         for arcs in itertools.product(range(k), repeat=length):
             steps = (step(slot, arcs[slot - 1] if slot else 0, arc) for slot, arc in enumerate(arcs))
-            found[tuple(tokens[slot][arc] for slot, arc in enumerate(arcs))] = sum(steps)
-    return found
+            log_probs[tuple(tokens[slot][arc] for slot, arc in enumerate(arcs))] = sum(steps)
+    return log_probs
 
 
 def prefixes(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -247,7 +247,7 @@ def test_convolutions_wrap_attention_and_mlp() -> None:
     layer: Any = drafter.layers[0]
     positions, visible = anchored_blocks(torch.tensor([[2]]), 4, 2, False)
     states, block = torch.randn(1, 2, 24), torch.randn(1, 4, 24)
-    found = drafter(states, torch.arange(2)[None], block, positions, visible)
+    columns = drafter(states, torch.arange(2)[None], block, positions, visible)
 
     def wrapped(conv: Any, x: Tensor, sublayer: Any) -> Tensor:
         before, after = conv.kernels(x)
@@ -259,7 +259,7 @@ def test_convolutions_wrap_attention_and_mlp() -> None:
     hook.remove()
     block = block + wrapped(layer.attention_conv, layer.input_layernorm(block), lambda x: seen[0])
     block = block + wrapped(layer.mlp_conv, layer.post_attention_layernorm(block), layer.mlp)
-    torch.testing.assert_close(found, drafter.norm(block))
+    torch.testing.assert_close(columns, drafter.norm(block))
 
 
 def test_new_convolutions_change_nothing() -> None:

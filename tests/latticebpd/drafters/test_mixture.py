@@ -54,18 +54,18 @@ def states(rows: int = 1) -> list[State]:
 @st.composite
 def distributions(draw: st.DrawFn) -> dict[tuple[int, ...], float]:
     """Prefixes closed under prefixes, children sharing what their parent has."""
-    found: dict[tuple[int, ...], float] = {}
+    probabilities: dict[tuple[int, ...], float] = {}
 
     def grow(prefix: tuple[int, ...], mass: float) -> None:
         if len(prefix) == 3:
             return
         for token in draw(st.lists(st.integers(0, 3), unique=True, max_size=3)):
             share = mass * draw(st.floats(0.05, 0.33))
-            found[(*prefix, token)] = share
+            probabilities[(*prefix, token)] = share
             grow((*prefix, token), share)
 
     grow((), 1.0)
-    return found
+    return probabilities
 
 
 @given(one=distributions(), two=distributions(), num_nodes=st.integers(1, 20))
@@ -78,11 +78,11 @@ def test_mixture_holds_the_likeliest_prefixes_of_the_sum(
     if not total:
         assert len(mixed) == 0
         return
-    found = prefixes(mixed)
-    assert len(found) == min(num_nodes, len(total))
-    for prefix, probability in found.items():
+    kept = prefixes(mixed)
+    assert len(kept) == min(num_nodes, len(total))
+    for prefix, probability in kept.items():
         assert probability == pytest.approx(total[prefix])
-    assert sorted(found.values(), reverse=True) == pytest.approx(sorted(total.values(), reverse=True)[: len(found)])
+    assert sorted(kept.values(), reverse=True) == pytest.approx(sorted(total.values(), reverse=True)[: len(kept)])
 
 
 def test_second_drafter_is_asked_for_unsure_rows_alone() -> None:

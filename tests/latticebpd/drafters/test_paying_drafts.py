@@ -55,15 +55,15 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
         rows = [
             np.sort(np.log(rng.uniform(0, 1, int(rng.integers(0, 4)))))[::-1] for _ in range(int(rng.integers(1, 4)))
         ]
-        found, saved = paying_nodes(rows, curve)
+        nodes, saved = paying_nodes(rows, curve)
 
         def promised(sizes: Sequence[int], rows: Any = rows, curve: CostCurve = curve) -> float:
             tokens = len(rows) + sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, sizes, strict=True))
             passed = float(curve.of(1, np.array([len(rows) + sum(sizes)]))[0])
             return tokens / (passed + curve.drafting_of(len(rows)) + curve.accepted * (tokens - len(rows)))
 
-        own = [int(keep.sum()) for keep in found]
-        assert all(keep[:size].all() for keep, size in zip(found, own, strict=True))  # with every node its parent
+        own = [int(keep.sum()) for keep in nodes]
+        assert all(keep[:size].all() for keep, size in zip(nodes, own, strict=True))  # with every node its parent
         best = max(promised(each) for each in product(*(range(len(row) + 1) for row in rows)))
         assert promised(own) == pytest.approx(best)
         drafted = sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, own, strict=True))

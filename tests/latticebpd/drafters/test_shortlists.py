@@ -100,10 +100,10 @@ def test_lattices_of_tensors_are_those_of_arrays() -> None:
         torch.randn(4, 3, 700).transpose(0, 1),
     ):
         for k in (1, 16, 700):
-            for found, inputs in zip(lattices_from_logits(logits, k), logits, strict=True):
+            for lattice, inputs in zip(lattices_from_logits(logits, k), logits, strict=True):
                 expected = SausageLattice.from_logits(inputs, k)
-                assert np.array_equal(found.tokens, expected.tokens)
-                np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-6)
+                assert np.array_equal(lattice.tokens, expected.tokens)
+                np.testing.assert_allclose(lattice.log_probs, expected.log_probs, atol=2e-6)
     for number in (float("nan"), float("inf")):
         wrong = logits.clone()
         wrong[1, 2, 3] = number

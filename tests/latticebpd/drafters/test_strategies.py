@@ -88,40 +88,40 @@ def trees_of(drafted: StoredPaths | StoredTrees) -> list[DraftTree]:
     return [DraftTree(drafted.tokens[i, row], drafted.parents[i, row]) for i, row in enumerate(rows)]
 
 
-@given(found=lattice_sets(), name=st.sampled_from(list(STRATEGIES)))
+@given(lattices=lattice_sets(), name=st.sampled_from(list(STRATEGIES)))
 @settings(max_examples=60, deadline=None)
-def test_stored_lattices_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
-    drafted_alike(found, name, STRATEGIES[name])
+def test_stored_lattices_are_drafted_as_live_ones(lattices: LatticeSet, name: str) -> None:
+    drafted_alike(lattices, name, STRATEGIES[name])
 
 
-@given(found=lattice_sets(transitions=True), name=st.sampled_from(list(WITH_TRANSITIONS)))
+@given(lattices=lattice_sets(transitions=True), name=st.sampled_from(list(WITH_TRANSITIONS)))
 @settings(max_examples=60, deadline=None)
-def test_stored_lattices_with_transitions_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
-    drafted_alike(found, name, WITH_TRANSITIONS[name])
+def test_stored_lattices_with_transitions_are_drafted_as_live_ones(lattices: LatticeSet, name: str) -> None:
+    drafted_alike(lattices, name, WITH_TRANSITIONS[name])
 
 
-def drafted_alike(found: LatticeSet, name: str, strategy: Strategy) -> None:
-    rows = range(len(found))
-    context = [found.continuation[i].tolist() if name == "oracle" else found.context_of(i) for i in rows]
-    live = strategy.draft([found[i] for i in rows], context)
-    for i, (tree, stored) in enumerate(zip(live, trees_of(strategy.draft_stored(found)), strict=True)):
+def drafted_alike(lattices: LatticeSet, name: str, strategy: Strategy) -> None:
+    rows = range(len(lattices))
+    context = [lattices.continuation[i].tolist() if name == "oracle" else lattices.context_of(i) for i in rows]
+    live = strategy.draft([lattices[i] for i in rows], context)
+    for i, (tree, stored) in enumerate(zip(live, trees_of(strategy.draft_stored(lattices)), strict=True)):
         assert (tree.tokens.tolist(), tree.parents.tolist()) == (stored.tokens.tolist(), stored.parents.tolist())
         assert tree.lattice is not None
-        assert np.array_equal(tree.lattice.tokens, found[i].tokens)
+        assert np.array_equal(tree.lattice.tokens, lattices[i].tokens)
 
 
-@given(found=lattice_sets(transitions=True))
+@given(lattices=lattice_sets(transitions=True))
 @settings(max_examples=60, deadline=None)
-def test_chain_takes_the_best_token_behind_the_one_before(found: LatticeSet) -> None:
-    assert found.transitions is not None
-    for i, tree in enumerate(GreedyChain().draft([found[i] for i in range(len(found))], [[]] * len(found))):
+def test_chain_takes_the_best_token_behind_the_one_before(lattices: LatticeSet) -> None:
+    assert lattices.transitions is not None
+    for i, tree in enumerate(GreedyChain().draft([lattices[i] for i in range(len(lattices))], [[]] * len(lattices))):
         chain: list[int] = []
-        for slot, tokens in enumerate(found.tokens[i].tolist()):
-            before = found.tokens[i, slot - 1].tolist().index(chain[-1]) if chain else None
+        for slot, tokens in enumerate(lattices.tokens[i].tolist()):
+            before = lattices.tokens[i, slot - 1].tolist().index(chain[-1]) if chain else None
             weights = [
                 (
-                    float(found.log_probs[i, slot, j])
-                    + (float(found.transitions[i, slot - 1, before, j]) if before is not None else 0),
+                    float(lattices.log_probs[i, slot, j])
+                    + (float(lattices.transitions[i, slot - 1, before, j]) if before is not None else 0),
                     -token,
                 )
                 for j, token in enumerate(tokens)
@@ -150,15 +150,15 @@ def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
     assert GreedyChain().draft([lattice], [[]])[0].tokens.tolist() == [3, 2]
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=30, deadline=None)
-def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
-    lengths = run_system("oracle", found).lengths
-    for i in range(len(found)):
-        every = DraftTree.from_paths(rescore(found[i], None, p=num_paths(found[i])).tokens)
-        assert lengths[i] == accept_length(every, found.continuation[i])
+def test_oracle_is_the_best_of_all_paths(lattices: LatticeSet) -> None:
+    lengths = run_system("oracle", lattices).lengths
+    for i in range(len(lattices)):
+        every = DraftTree.from_paths(rescore(lattices[i], None, p=num_paths(lattices[i])).tokens)
+        assert lengths[i] == accept_length(every, lattices.continuation[i])
         assert lengths[i] == accept_length(
-            DraftTree.from_paths(oracle_path(found[i], found.continuation[i])[None]), found.continuation[i]
+            DraftTree.from_paths(oracle_path(lattices[i], lattices.continuation[i])[None]), lattices.continuation[i]
         )
 
 
@@ -177,15 +177,15 @@ def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
 )
 def test_names_stand_for_strategies(name: str, expected: object) -> None:
     models = {"a": trigram(seed=1), "b": trigram(seed=2)}
-    found = strategy_named(name, models, 0.5)
+    strategy = strategy_named(name, models, 0.5)
     if not isinstance(expected, tuple):
-        assert found == expected
+        assert strategy == expected
         return
     kind, size, model, alpha = expected
-    assert isinstance(found, NBestPaths | BestTree)
-    assert isinstance(found.scorer, NgramScorer)
-    assert (type(found), found.p if isinstance(found, NBestPaths) else found.num_nodes) == (kind, size)
-    assert (found.scorer.lm, found.scorer.alpha) == (None if model is None else models[model], alpha)
+    assert isinstance(strategy, NBestPaths | BestTree)
+    assert isinstance(strategy.scorer, NgramScorer)
+    assert (type(strategy), strategy.p if isinstance(strategy, NBestPaths) else strategy.num_nodes) == (kind, size)
+    assert (strategy.scorer.lm, strategy.scorer.alpha) == (None if model is None else models[model], alpha)
     assert str(SystemName.parse(name)) == name.partition(":")[0]
 
 
@@ -283,7 +283,7 @@ RECORD = Tuning(1.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")
 def test_the_oracle_drafts_no_arc_of_no_probability() -> None:
     """Neither of a lattice nor of stored ones: the arc of token 2 is in the slot, but no path takes it."""
     tokens, log_probs = np.array([[[1, 2]]], np.int32), np.array([[[0.0, -np.inf]]], np.float32)
-    found = LatticeSet(tokens, log_probs, np.array([[2]], np.int32), np.zeros((1, 1), np.int32))
-    assert Oracle().draft_stored(found).tokens.tolist() == [[[1]]]
-    (live,) = Oracle().draft([found[0]], [[2]])
+    lattices = LatticeSet(tokens, log_probs, np.array([[2]], np.int32), np.zeros((1, 1), np.int32))
+    assert Oracle().draft_stored(lattices).tokens.tolist() == [[[1]]]
+    (live,) = Oracle().draft([lattices[0]], [[2]])
     assert live.tokens.tolist() == [1]

@@ -67,13 +67,15 @@ def plainly(model: Any, prompt: list[int], text: Sequence[int]) -> tuple[int, to
 @torch.inference_mode()
 def test_heat_map_is_that_of_decoding_again_by_hand(family: str, seed: int) -> None:
     model = tiny(family, seed)
-    found = trajectory(jacobi(model, PROMPT, RandomTokens(VOCABULARY, seed), LENGTH, max_new_tokens=LENGTH, trace=True))
-    values = found.values[0].tolist()
-    for number in range(found.passes):
+    iterates = trajectory(
+        jacobi(model, PROMPT, RandomTokens(VOCABULARY, seed), LENGTH, max_new_tokens=LENGTH, trace=True)
+    )
+    values = iterates.values[0].tolist()
+    for number in range(iterates.passes):
         chosen = [plainly(model, PROMPT, values[:position]) for position in range(LENGTH)]
         for position, (token, probabilities) in enumerate(chosen):
-            right, was_right = token == found.tokens[position], values[position] == found.tokens[position]
-            ahead = any(chosen[j][0] != found.tokens[j] for j in range(position + 1))
+            right, was_right = token == iterates.tokens[position], values[position] == iterates.tokens[position]
+            ahead = any(chosen[j][0] != iterates.tokens[j] for j in range(position + 1))
             expected = (
                 TokenStatus.NOT_RIGHT
                 if not right
@@ -83,12 +85,12 @@ def test_heat_map_is_that_of_decoding_again_by_hand(family: str, seed: int) -> N
                 if ahead
                 else TokenStatus.SETTLED
             )
-            assert found.cells[number, position] == expected
-            if not np.isnan(found.probabilities[number, position]):
-                assert found.probabilities[number, position] == pytest.approx(float(probabilities[token]), abs=1e-4)
+            assert iterates.cells[number, position] == expected
+            if not np.isnan(iterates.probabilities[number, position]):
+                assert iterates.probabilities[number, position] == pytest.approx(float(probabilities[token]), abs=1e-4)
         values = [token for token, _ in chosen]
-        assert found.values[number + 1].tolist() == values
-    assert values == found.tokens
+        assert iterates.values[number + 1].tolist() == values
+    assert values == iterates.tokens
 
 
 @pytest.mark.parametrize("family", ["gpt2", "marian"])
@@ -101,15 +103,15 @@ def test_causes_suffice_and_none_can_be_left_out(family: str, block_size: int) -
         decoded = gauss_seidel_jacobi(
             model, PROMPT, block_size, RandomTokens(VOCABULARY, seed), max_new_tokens=LENGTH, trace=True
         )
-        found = trajectory(decoded)
-        graph = dependencies(model, PROMPT, found, max_new_tokens=LENGTH)
+        iterates = trajectory(decoded)
+        graph = dependencies(model, PROMPT, iterates, max_new_tokens=LENGTH)
         for (number, place), change in graph.changes.items():
-            new, old = int(found.values[number, place]), int(found.values[number - 1, place])
+            new, old = int(iterates.values[number, place]), int(iterates.values[number - 1, place])
             assert new != old
-            if number == 1 or np.isnan(found.probabilities[number - 2, place]):
+            if number == 1 or np.isnan(iterates.probabilities[number - 2, place]):
                 assert not change.causes
                 continue
-            former, latter = found.values[number - 2], found.values[number - 1]
+            former, latter = iterates.values[number - 2], iterates.values[number - 1]
 
             def read(
                 kept: set[int], former: Any = former, latter: Any = latter, place: int = place, model: Any = model
@@ -124,20 +126,20 @@ def test_causes_suffice_and_none_can_be_left_out(family: str, block_size: int) -
                 assert token != new
                 assert probability == pytest.approx(float(probabilities[new]), abs=1e-4)
                 asked += 1
-        for place, since in enumerate(found.right_since.tolist()):
+        for place, since in enumerate(iterates.right_since.tolist()):
             assert [(wait.on, wait.probability is None) for wait in graph.waits[place]] == _roots(
-                graph, found, since, place
+                graph, iterates, since, place
             )
     assert asked >= 4
 
 
-def _roots(graph: Dependencies, found: Any, number: int, place: int) -> list[tuple[int, bool]]:
+def _roots(graph: Dependencies, iterates: Any, number: int, place: int) -> list[tuple[int, bool]]:
     """Whom a place waited for, by following causes one by one: the places, and whether other values lie between."""
     roots: dict[int, bool] = {}
 
     def follow(number: int, place: int, direct: bool) -> None:
         for cause in graph.changes[number, place].causes:
-            if found.values[number - 1, cause] == found.tokens[cause]:
+            if iterates.values[number - 1, cause] == iterates.tokens[cause]:
                 roots[cause] = roots.get(cause, True) and not direct
             else:
                 follow(number - 1, cause, False)
@@ -160,8 +162,8 @@ def test_graphs_of_known_rules_are_the_rules(
     rule: Callable[[Sequence[int]], int], edges: list[tuple[int, int]]
 ) -> None:
     model = RuleModel(rule)
-    found = trajectory(jacobi(model, [1], length=8, max_new_tokens=8, trace=True))
-    graph = dependencies(model, [1], found, max_new_tokens=8)
+    iterates = trajectory(jacobi(model, [1], length=8, max_new_tokens=8, trace=True))
+    graph = dependencies(model, [1], iterates, max_new_tokens=8)
     assert [(edge.on, edge.position) for edge in graph.edges] == edges
 
 
@@ -179,9 +181,9 @@ def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
         return 80 if tokens[3] > 50 else 6
 
     model = RuleModel(rule)
-    found = trajectory(jacobi(model, [1], length=4, max_new_tokens=4, trace=True))
-    assert found.values.tolist() == [[0] * 4, [60, 61, 5, 6], [60, 61, 62, 6], [60, 61, 62, 80]]
-    graph = dependencies(model, [1], found, max_new_tokens=4)
+    iterates = trajectory(jacobi(model, [1], length=4, max_new_tokens=4, trace=True))
+    assert iterates.values.tolist() == [[0] * 4, [60, 61, 5, 6], [60, 61, 62, 6], [60, 61, 62, 80]]
+    graph = dependencies(model, [1], iterates, max_new_tokens=4)
     assert [(wait.on, wait.probability is None) for waits in graph.waits for wait in waits] == [(1, False), (2, False)]
 
     def slower(tokens: Sequence[int]) -> int:
@@ -190,15 +192,15 @@ def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
         return 9 if len(tokens) == 2 and tokens[1] != 60 else rule(tokens)
 
     model = RuleModel(slower)
-    found = trajectory(jacobi(model, [1], length=4, max_new_tokens=4, trace=True))
-    assert found.values.tolist() == [[0] * 4, [60, 9, 5, 6], [60, 61, 70, 6], [60, 61, 62, 80], [60, 61, 62, 80]]
-    graph = dependencies(model, [1], found, max_new_tokens=4)
+    iterates = trajectory(jacobi(model, [1], length=4, max_new_tokens=4, trace=True))
+    assert iterates.values.tolist() == [[0] * 4, [60, 9, 5, 6], [60, 61, 70, 6], [60, 61, 62, 80], [60, 61, 62, 80]]
+    graph = dependencies(model, [1], iterates, max_new_tokens=4)
     assert [(wait.on, wait.position, wait.probability is None) for waits in graph.waits for wait in waits] == [
         (0, 1, False),
         (1, 2, False),
         (0, 3, True),  # by way of the 70, though place 2 itself is right no sooner than place 3
     ]
-    assert found.right_since.tolist() == [1, 2, 3, 3]
+    assert iterates.right_since.tolist() == [1, 2, 3, 3]
 
 
 @settings(max_examples=80, deadline=None)
@@ -212,10 +214,10 @@ def test_edges_keep_every_path_and_no_edge_beside_one(needs: list[set[int]]) -> 
     kept = {(edge.on, edge.position) for edge in Dependencies(waits, {}).edges}
 
     def reachable(edges: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        found = set(edges)
-        while more := {(a, d) for a, b in found for c, d in edges if b == c} - found:
-            found |= more
-        return found
+        reached = set(edges)
+        while more := {(a, d) for a, b in reached for c, d in edges if b == c} - reached:
+            reached |= more
+        return reached
 
     assert kept <= every
     assert reachable(kept) == reachable(every)
@@ -225,11 +227,11 @@ def test_edges_keep_every_path_and_no_edge_beside_one(needs: list[set[int]]) -> 
 
 def test_a_trajectory_of_another_prompt_is_refused() -> None:
     model = tiny("gpt2", 2)
-    found = trajectory(jacobi(model, PROMPT, RandomTokens(VOCABULARY, 1), LENGTH, max_new_tokens=LENGTH, trace=True))
+    iterates = trajectory(jacobi(model, PROMPT, RandomTokens(VOCABULARY, 1), LENGTH, max_new_tokens=LENGTH, trace=True))
     with pytest.raises(ValueError, match="trajectory of a decode of this prompt"):
-        dependencies(model, [20, 17, 8], found)
+        dependencies(model, [20, 17, 8], iterates)
     with pytest.raises(ValueError, match="a single prompt, got 2"):
-        dependencies(model, [[1], [2]], found)
+        dependencies(model, [[1], [2]], iterates)
 
 
 @pytest.fixture(scope="module")
@@ -244,32 +246,37 @@ def sentences() -> list[Sentence]:
 def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -> None:
     model = RuleModel(follows_its_predecessor)
     drafted = DraftedInitial(GoldDrafter([list(range(2, 10))]))
-    found = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
-    assert found.right_since.tolist() == [1] + [0] * 7
-    assert found.cells.tolist() == [[TokenStatus.NEWLY_RIGHT] + [TokenStatus.NOT_RIGHT] * 7, [TokenStatus.SETTLED] * 8]
-    assert (found.frontier.tolist(), found.widths.tolist()) == ([0, 1, 8], [1, 0])
-    assert dependencies(model, [1], found, max_new_tokens=8).edges == []
-    for each in (found, trajectory(gauss_seidel_jacobi(model, [1], 3, drafted, max_new_tokens=8, trace=True))):
+    iterates = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
+    assert iterates.right_since.tolist() == [1] + [0] * 7
+    assert iterates.cells.tolist() == [
+        [TokenStatus.NEWLY_RIGHT] + [TokenStatus.NOT_RIGHT] * 7,
+        [TokenStatus.SETTLED] * 8,
+    ]
+    assert (iterates.frontier.tolist(), iterates.widths.tolist()) == ([0, 1, 8], [1, 0])
+    assert dependencies(model, [1], iterates, max_new_tokens=8).edges == []
+    for each in (iterates, trajectory(gauss_seidel_jacobi(model, [1], 3, drafted, max_new_tokens=8, trace=True))):
         assert np.isfinite(each.probabilities[each.cells == TokenStatus.NEWLY_RIGHT]).all()  # what the pictures print
 
 
 def test_statistics_are_the_sums_of_the_texts(sentences: list[Sentence]) -> None:
-    found = corpus_statistics(sentences)
+    statistics = corpus_statistics(sentences)
     tokens = [(sentence, position) for sentence in sentences for position in range(len(sentence.pieces))]
     since = [sentence.trajectory.right_since.tolist() for sentence in sentences]
-    everything = found.classes[-1]
-    assert (found.texts, found.tokens, everything.tokens) == (3, len(tokens), len(tokens))
-    assert found.mean_width == len(tokens) / sum(sentence.trajectory.passes for sentence in sentences)
+    everything = statistics.classes[-1]
+    assert (statistics.texts, statistics.tokens, everything.tokens) == (3, len(tokens), len(tokens))
+    assert statistics.mean_width == len(tokens) / sum(sentence.trajectory.passes for sentence in sentences)
     assert everything.in_parallel == sum(a >= b for each in since for a, b in pairwise(each))
     assert everything.followers == len(tokens) - 3
     assert everything.mean_pass == pytest.approx(np.mean([number for each in since for number in each]))
     assert everything.mean_waits == pytest.approx(
         np.mean([len(s.dependencies.waits[position]) for s, position in tokens])
     )
-    assert sum(each.tokens for each in found.classes[:-1]) == len(tokens)
-    made_right = sum(each.mean_width * each.texts for each in found.iterations)
+    assert sum(each.tokens for each in statistics.classes[:-1]) == len(tokens)
+    made_right = sum(each.mean_width * each.texts for each in statistics.iterations)
     assert round(made_right) == sum(number > 0 for each in since for number in each)
-    assert [each.texts for each in found.iterations] == sorted((each.texts for each in found.iterations), reverse=True)
+    assert [each.texts for each in statistics.iterations] == sorted(
+        (each.texts for each in statistics.iterations), reverse=True
+    )
 
 
 def test_classes_tell_words_from_their_parts() -> None:
@@ -295,8 +302,8 @@ def test_pictures_are_written_with_every_token(sentences: list[Sentence], tmp_pa
     labels = [label.get_text() for label in drawn.axes[1].get_xticklabels()]
     assert labels == sentences[0].pieces
     probabilities = [text.get_text() for text in drawn.axes[1].texts]
-    found = sentences[0].trajectory
-    assert probabilities == [f"{p:.2f}" for p in found.probabilities[found.cells == TokenStatus.NEWLY_RIGHT]]
+    iterates = sentences[0].trajectory
+    assert probabilities == [f"{p:.2f}" for p in iterates.probabilities[iterates.cells == TokenStatus.NEWLY_RIGHT]]
     assert len(drawn.axes[0].patches) == len(sentences[0].dependencies.edges)
     for name in ("graph.png", "graph.svg"):
         save(drawn, tmp_path / name)

@@ -51,10 +51,10 @@ ROWS = [[5, 9, 11, 3], [3, 4], [12]]
 NEW = 14
 
 
-def initial_of(found: Trajectory) -> list[int]:
+def initial_of(iterates: Trajectory) -> list[int]:
     """``[m]``, each position's value before its first pass."""
-    begun = found.values != UNKNOWN
-    return found.values[begun.argmax(axis=0), np.arange(len(found.tokens))].tolist()
+    begun = iterates.values != UNKNOWN
+    return iterates.values[begun.argmax(axis=0), np.arange(len(iterates.tokens))].tolist()
 
 
 def padded(rows: Sequence[Sequence[int]] = ROWS, right: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,8 +100,8 @@ def test_text_is_greedy_decodings_for_every_family_with_and_without_cache(family
     expected = greedy(model, ids, mask)
     for number, (name, algorithm) in enumerate(ALGORITHMS.items()):
         initial = [Padding(), RandomTokens(VOCABULARY, seed=1), SourceCopy()][number % 3]
-        found = algorithm(model, ids, initial=initial, attention_mask=mask, max_new_tokens=NEW)
-        assert found.sequences.tolist() == expected.tolist(), name
+        output = algorithm(model, ids, initial=initial, attention_mask=mask, max_new_tokens=NEW)
+        assert output.sequences.tolist() == expected.tolist(), name
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "marian"])
@@ -115,12 +115,12 @@ def test_a_cache_changes_neither_text_nor_counts(family: str, algorithm: str) ->
         "max_new_tokens": NEW,
         "trace": True,
     }
-    found, without = (ALGORITHMS[algorithm](model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
-    assert found.sequences.tolist() == without.sequences.tolist()
+    output, without = (ALGORITHMS[algorithm](model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert output.sequences.tolist() == without.sequences.tolist()
     for name in ("num_tokens", "passes", "updates", "blocks", "columns", "pairs"):
-        assert getattr(found, name).tolist() == getattr(without, name).tolist(), name
+        assert getattr(output, name).tolist() == getattr(without, name).tolist(), name
     for row in range(len(ROWS)):
-        assert trajectory(found, row).values.tolist() == trajectory(without, row).values.tolist()
+        assert trajectory(output, row).values.tolist() == trajectory(without, row).values.tolist()
 
 
 @cache
@@ -165,10 +165,10 @@ def _holds_to_greedy_decoding(
     first = [Padding(), RandomTokens(VOCABULARY, seed), SourceCopy(), DraftedInitial(PromptNgramDrafter(block_size=4))][
         initial
     ]
-    found = hybrid_jacobi(model, ids, block_size, first, max_length, attention_mask=mask, max_new_tokens=NEW)
-    assert found.sequences.tolist() == expected.tolist()
-    assert (found.passes <= found.num_tokens).all()
-    assert (found.updates <= found.passes).all()
+    output = hybrid_jacobi(model, ids, block_size, first, max_length, attention_mask=mask, max_new_tokens=NEW)
+    assert output.sequences.tolist() == expected.tolist()
+    assert (output.passes <= output.num_tokens).all()
+    assert (output.updates <= output.passes).all()
 
 
 @pytest.mark.parametrize("base", ["llama", "marian"])
@@ -178,27 +178,27 @@ def test_drafts_of_heads_as_initial_values_leave_the_text_alone(base: str) -> No
     expected = greedy(model.base, ids, mask)
     for drafter in (VanillaDrafter(model), PathsDrafter(model, trigram(), p=1, k=4), PromptNgramDrafter(), NoDrafter()):
         for algorithm in (jacobi, gauss_seidel_jacobi, hybrid_jacobi):
-            found = algorithm(
+            output = algorithm(
                 model, ids, initial=DraftedInitial(drafter), attention_mask=mask, max_new_tokens=NEW, pad_token_id=0
             )
-            assert found.sequences.tolist() == expected.tolist()
+            assert output.sequences.tolist() == expected.tolist()
 
 
 def test_a_chain_takes_one_update_for_every_token() -> None:
-    found = jacobi(RuleModel(follows_its_predecessor), [1], length=12, max_new_tokens=12)
-    assert found.tokens() == list(range(2, 14))
-    assert found.updates.tolist() == found.passes.tolist() == [12]
+    output = jacobi(RuleModel(follows_its_predecessor), [1], length=12, max_new_tokens=12)
+    assert output.tokens() == list(range(2, 14))
+    assert output.updates.tolist() == output.passes.tolist() == [12]
 
 
 def test_tokens_that_depend_on_nothing_take_one_update() -> None:
-    found = jacobi(RuleModel(knows_its_place), [1], length=12, max_new_tokens=12)
-    assert found.tokens() == [5 * i + 3 for i in range(1, 13)]
-    assert (found.updates.tolist(), found.passes.tolist()) == ([1], [2])  # the second pass notices
+    output = jacobi(RuleModel(knows_its_place), [1], length=12, max_new_tokens=12)
+    assert output.tokens() == [5 * i + 3 for i in range(1, 13)]
+    assert (output.updates.tolist(), output.passes.tolist()) == ([1], [2])  # the second pass notices
 
 
 def test_two_interleaved_chains_take_half_as_many_updates() -> None:
-    found = jacobi(RuleModel(follows_the_last_but_one), [1], length=12, max_new_tokens=12)
-    assert found.updates.tolist() == [6]
+    output = jacobi(RuleModel(follows_the_last_but_one), [1], length=12, max_new_tokens=12)
+    assert output.updates.tolist() == [6]
 
 
 @pytest.mark.parametrize("rule", [follows_its_predecessor, knows_its_place, follows_the_last_but_one, adds_up])
@@ -206,12 +206,12 @@ def test_iterates_and_updates_are_the_papers(rule: Callable[[Sequence[int]], int
     model = RuleModel(rule)
     for seed in range(4):
         initial = RandomTokens(model.config.vocab_size, seed)
-        found = jacobi(model, [3, 1], initial, length=9, max_new_tokens=9, trace=True)
-        laid_out = trajectory(found)
+        output = jacobi(model, [3, 1], initial, length=9, max_new_tokens=9, trace=True)
+        laid_out = trajectory(output)
         iterates, updates = by_definition(model, [3, 1], initial_of(laid_out))
-        assert found.updates.tolist() == [updates]
+        assert output.updates.tolist() == [updates]
         assert laid_out.values.tolist() == iterates[: laid_out.passes + 1]
-        assert updates <= int(found.passes[0]) <= updates + 1
+        assert updates <= int(output.passes[0]) <= updates + 1
 
 
 def passes_of_blocks(
@@ -224,8 +224,8 @@ def passes_of_blocks(
         block, ended = initial[begin : begin + block_size], False
         compared = len(block) if last_counts else len(block) - 1
         while not ended:
-            found = [model.rule([*text, *block[:i]]) % model.config.vocab_size for i in range(len(block))]
-            ended, block, passes = found[:compared] == block[:compared], found, passes + 1
+            values = [model.rule([*text, *block[:i]]) % model.config.vocab_size for i in range(len(block))]
+            ended, block, passes = values[:compared] == block[:compared], values, passes + 1
         text += block
     return text[len(prompt) :], passes
 
@@ -236,19 +236,19 @@ def test_blocks_end_by_the_authors_code_and_not_by_equation_5(rule: Callable[[Se
     model = RuleModel(rule)
     for seed, block_size in ((0, 1), (1, 3), (2, 4)):
         initial = RandomTokens(model.config.vocab_size, seed)
-        found = gauss_seidel_jacobi(model, [3, 1], block_size, initial, max_new_tokens=12, trace=True)
-        first = initial_of(trajectory(found))
+        output = gauss_seidel_jacobi(model, [3, 1], block_size, initial, max_new_tokens=12, trace=True)
+        first = initial_of(trajectory(output))
         by_code, printed = (passes_of_blocks(model, [3, 1], first, block_size, last) for last in (False, True))
-        assert by_code[0] == printed[0] == found.tokens()
-        assert int(found.passes[0]) == by_code[1]
-        assert by_code[1] <= printed[1] <= by_code[1] + int(found.blocks[0])
+        assert by_code[0] == printed[0] == output.tokens()
+        assert int(output.passes[0]) == by_code[1]
+        assert by_code[1] <= printed[1] <= by_code[1] + int(output.blocks[0])
 
 
 def test_equation_5_takes_one_pass_more_where_the_last_value_changed_last() -> None:
     """On paper: a chain settles one value a pass, 12 in 12; four blocks of three whose last pass changed something."""
     model = RuleModel(follows_its_predecessor)
-    found = gauss_seidel_jacobi(model, [1], block_size=3, max_new_tokens=12)
-    assert (found.passes.tolist(), found.blocks.tolist()) == ([12], [4])
+    output = gauss_seidel_jacobi(model, [1], block_size=3, max_new_tokens=12)
+    assert (output.passes.tolist(), output.blocks.tolist()) == ([12], [4])
     assert passes_of_blocks(model, [1], [0] * 12, 3, last_counts=True)[1] == 16
     assert passes_of_blocks(model, [1], [0] * 12, 1, last_counts=True)[1] == 24  # blocks of one: two passes a token
 
@@ -281,12 +281,12 @@ def test_blocks_of_one_are_greedy_decoding_and_long_blocks_are_jacobi() -> None:
 
 def test_every_pass_settles_a_token() -> None:
     model = tiny("llama", seed=6)
-    found = jacobi(model, [4, 5, 6], RandomTokens(VOCABULARY, 3), max_new_tokens=NEW, trace=True)
-    assert found.trace is not None
-    places = [iterate.start for iterate in found.trace]
-    assert all(iterate.settled >= 1 for iterate in found.trace)
-    assert [later - sooner for sooner, later in pairwise(places)] == [each.settled for each in found.trace[:-1]]
-    frontier = trajectory(found).frontier
+    output = jacobi(model, [4, 5, 6], RandomTokens(VOCABULARY, 3), max_new_tokens=NEW, trace=True)
+    assert output.trace is not None
+    places = [iterate.start for iterate in output.trace]
+    assert all(iterate.settled >= 1 for iterate in output.trace)
+    assert [later - sooner for sooner, later in pairwise(places)] == [each.settled for each in output.trace[:-1]]
+    frontier = trajectory(output).frontier
     assert (frontier[1:] > frontier[:-1]).all() or frontier[-2] == NEW
 
 
@@ -305,9 +305,9 @@ def test_a_rows_counts_do_not_depend_on_the_batch() -> None:
 def test_text_ends_in_its_settled_part_only() -> None:
     eos = 9
     model = RuleModel(follows_its_predecessor, eos=eos)
-    found = jacobi(model, [1], PreviousOutput([[eos] * 30]), length=30)  # end-of-text everywhere, none of it settled
-    assert found.tokens() == list(range(2, eos + 1))
-    assert found.passes.tolist() == [eos - 1]
+    output = jacobi(model, [1], PreviousOutput([[eos] * 30]), length=30)  # end-of-text everywhere, none of it settled
+    assert output.tokens() == list(range(2, eos + 1))
+    assert output.passes.tolist() == [eos - 1]
 
 
 def test_stop_rules_and_processors_are_those_of_generate() -> None:
@@ -317,11 +317,11 @@ def test_stop_rules_and_processors_are_those_of_generate() -> None:
     ids, mask = padded()
     expected = greedy(model, ids, mask)
     for block_size in (1, 3, NEW):
-        found = gauss_seidel_jacobi(model, ids, block_size, attention_mask=mask, max_new_tokens=NEW)
-        assert found.sequences.tolist() == expected.tolist()
+        output = gauss_seidel_jacobi(model, ids, block_size, attention_mask=mask, max_new_tokens=NEW)
+        assert output.sequences.tolist() == expected.tolist()
     ends = StoppingCriteriaList([lambda tokens, _scores: tokens.shape[1] >= 6])
     short = jacobi(model, ROWS[0], max_new_tokens=NEW, stopping_criteria=ends)
-    assert short.tokens() == found.tokens(0)[:5]  # the decoder's start is the sixth token
+    assert short.tokens() == output.tokens(0)[:5]  # the decoder's start is the sixth token
 
 
 def test_a_decode_may_fill_all_of_the_models_positions() -> None:
@@ -329,18 +329,18 @@ def test_a_decode_may_fill_all_of_the_models_positions() -> None:
     ids, mask = padded()
     expected = greedy(model, ids, mask, new=95)  # 96 positions, one of them the decoder's start
     for algorithm in (jacobi, gauss_seidel_jacobi):
-        found = algorithm(model, ids, attention_mask=mask, max_new_tokens=500)
-        assert found.sequences.tolist() == expected.tolist()
+        output = algorithm(model, ids, attention_mask=mask, max_new_tokens=500)
+        assert output.sequences.tolist() == expected.tolist()
 
 
 def test_an_ngram_model_continues_with_its_most_probable_tokens() -> None:
     lm = trigram()
     model = tiny("gpt2", seed=2)
-    found = jacobi(model, [4, 7], NgramContinuation(lm), max_new_tokens=6, trace=True)
+    output = jacobi(model, [4, 7], NgramContinuation(lm), max_new_tokens=6, trace=True)
     expected = [4, 7]
     for _ in range(6):
         expected.append(max(range(lm.vocab_size), key=lambda token: (lm.log_prob(token, context=expected), -token)))
-    assert initial_of(trajectory(found)) == expected[2:]
+    assert initial_of(trajectory(output)) == expected[2:]
 
 
 def test_random_values_do_not_depend_on_blocks_or_batch() -> None:
@@ -371,8 +371,8 @@ def test_a_pass_from_nothing_reads_what_a_prefill_reads(family: str, use_cache: 
     prefilled, begun = (verifier_for(model, source, use_cache) for _ in range(2))
     expected = prefilled.prefill(rows).hidden[:, 0]
     begun.begin(2)
-    found = begun.verify([row[0] for row in rows], [DraftTree.from_paths([row[1:]]) for row in rows])
-    assert torch.allclose(torch.stack([found.hidden[0, 3], found.hidden[1, 1]]), expected, atol=1e-4)
+    output = begun.verify([row[0] for row in rows], [DraftTree.from_paths([row[1:]]) for row in rows])
+    assert torch.allclose(torch.stack([output.hidden[0, 3], output.hidden[1, 1]]), expected, atol=1e-4)
     begun.keep([[0, 1, 2], [0]])
     after = [verifier.verify([6, 3], [DraftTree.empty()] * 2).hidden for verifier in (prefilled, begun)]
     assert torch.allclose(*after, atol=1e-4)

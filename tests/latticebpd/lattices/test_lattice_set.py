@@ -71,9 +71,9 @@ def test_large_lattices_are_read_in_smaller_blocks(tmp_path: Path, monkeypatch: 
     lattices.save(tmp_path / "l.npz")
     row = sum(getattr(lattices, name)[0].nbytes for name in (*LatticeSet.ARRAYS, "transitions"))
     monkeypatch.setattr("latticebpd.measuring.lattice_files.LARGEST_BLOCK", 3 * row)
-    found = list(blocks([tmp_path / "l.npz"]))
-    assert [len(block) for block in found] == [3, 3, 1]
-    assert LatticeSet.joined(found) == lattices
+    parts = list(blocks([tmp_path / "l.npz"]))
+    assert [len(block) for block in parts] == [3, 3, 1]
+    assert LatticeSet.joined(parts) == lattices
 
 
 def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.ndarray:
@@ -236,8 +236,8 @@ def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
 
 
 def test_impossible_arcs_are_no_error() -> None:
-    found = replace(_lattice_set(), log_probs=_changed("log_probs", -np.inf))
-    assert num_paths(found[1]) == 12
+    lattices = replace(_lattice_set(), log_probs=_changed("log_probs", -np.inf))
+    assert num_paths(lattices[1]) == 12
 
 
 def test_sets_of_one_shape_are_joined_in_order() -> None:
@@ -320,10 +320,10 @@ def test_unsigned_arrays_of_a_file_are_read_as_the_numbers_they_hold(tmp_path: P
     )  # fmt: skip
     (block,) = blocks([tmp_path / "l.npz"])
     full = LatticeSet.load(tmp_path / "l.npz")
-    for found in (block, full):
-        assert found.sequence is not None
-        assert found.sequence.tolist() == [0, 1]
-        assert found.tokens.tolist() == tokens.tolist()
-        assert found.context_of(1) == [6]
+    for part in (block, full):
+        assert part.sequence is not None
+        assert part.sequence.tolist() == [0, 1]
+        assert part.tokens.tolist() == tokens.tolist()
+        assert part.context_of(1) == [6]
     with pytest.raises(ValueError, match="sequence: expected numbers of texts"):
         LatticeSet(tokens, log_probs, continuation, context, sequence=np.array([0, 2**64 - 1], np.uint64))

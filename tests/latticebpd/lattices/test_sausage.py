@@ -127,8 +127,8 @@ def tied(seed: int, slots: int = 4, k: int = 5) -> SausageLattice:
 
 
 def paths_of(lattice: SausageLattice) -> list[tuple[tuple[int, ...], float]]:
-    found = rescore(lattice, None, p=10_000)
-    return list(zip(map(tuple, found.tokens.tolist()), found.scores.tolist(), strict=True))
+    drafts = rescore(lattice, None, p=10_000)
+    return list(zip(map(tuple, drafts.tokens.tolist()), drafts.scores.tolist(), strict=True))
 
 
 def test_transitions_are_kept_as_read_only_float32_and_compared() -> None:
@@ -209,9 +209,9 @@ def test_oracle_path_has_the_longest_matching_prefix_of_all_paths(data: st.DataO
         )
 
     best = max(matched(path) for path in itertools.product(*lattice.tokens.tolist()))
-    found = tuple(oracle_path(lattice, continuation).tolist())
-    assert matched(found) == best
-    assert all(token in slot for token, slot in zip(found, lattice.tokens.tolist(), strict=True))
+    longest = tuple(oracle_path(lattice, continuation).tolist())
+    assert matched(longest) == best
+    assert all(token in slot for token, slot in zip(longest, lattice.tokens.tolist(), strict=True))
 
 
 def test_lattice_round_trips_through_openfst() -> None:

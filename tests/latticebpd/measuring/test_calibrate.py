@@ -103,13 +103,15 @@ def test_predictions_are_reliable(tmp_path: Path) -> None:
     """On texts of the other half: of the tokens given a probability, about that share was right."""
     file = tmp_path / "lattices.npz"
     repetitive(40).save(file)
-    _, found = calibrate([file], LM, examples=40)
-    enough = found.count > 100
+    _, predictions = calibrate([file], LM, examples=40)
+    enough = predictions.count > 100
     assert enough.sum() >= 8
-    np.testing.assert_allclose(found.observed[enough], found.predicted[enough], atol=0.12)
+    np.testing.assert_allclose(predictions.observed[enough], predictions.predicted[enough], atol=0.12)
     lattices = next(blocks([file]))
     assert (lattices.continuation >= 0).all()
-    assert found.count.sum() > 0.7 * len(lattices) * SLOTS * K  # arcs of all slots that can be reached, and copies
+    assert (
+        predictions.count.sum() > 0.7 * len(lattices) * SLOTS * K
+    )  # arcs of all slots that can be reached, and copies
 
 
 def test_a_rare_feature_is_predicted_as_often_right_as_it_is() -> None:

@@ -40,18 +40,22 @@ def test_the_models_choice_is_what_it_would_write_behind_each_place() -> None:
     assert len(calls) == out.num_calls
     checked = 0
     for call in calls:
-        for position, found in enumerate(call.positions[: len(call.step.committed)]):
+        for position, position_record in enumerate(call.positions[: len(call.step.committed)]):
             prefix = text[: 1 + call.start + position]
-            assert found.choice is not None
-            assert found.written == text[len(prefix)]
+            assert position_record.choice is not None
+            assert position_record.written == text[len(prefix)]
             step = verifier.generate(
                 torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]), do_sample=False, max_new_tokens=1
             )
-            assert int(step[0, -1]) == found.choice.best  # the oracle: one step of generate() behind this very prefix
-            assert (found.choice.rank == 0) == (found.choice.best == found.written)
-            assert found.state in (("lenient",) if found.choice.rank else ("kept", "refused", "own"))
+            assert (
+                int(step[0, -1]) == position_record.choice.best
+            )  # the oracle: one step of generate() behind this very prefix
+            assert (position_record.choice.rank == 0) == (position_record.choice.best == position_record.written)
+            assert position_record.state in (
+                ("lenient",) if position_record.choice.rank else ("kept", "refused", "own")
+            )
             checked += 1
-        assert all(found.state == "void" for found in call.positions[len(call.step.committed) :])
+        assert all(position_record.state == "void" for position_record in call.positions[len(call.step.committed) :])
     assert out.prefilled == (False,)
     assert checked == len(text) - 1
 

@@ -59,7 +59,7 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
     lattices, texts = collect(model, data(), OPTIONS)
     assert any(text[-1] == eos for text, _ in texts.items()) == (eos is not None)
     lm = trigram()
-    found = compare([lattices], ["1-best", "3-best", "8-tree"], lm, 0.7)
+    comparison = compare([lattices], ["1-best", "3-best", "8-tree"], lm, 0.7)
     drafters = {
         "vanilla": lambda _: VanillaDrafter(model),
         "1-best": lambda _: PathsDrafter(model, lm, 1, 0.7, 4),
@@ -68,14 +68,14 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
         "oracle": lambda continuation: oracle_drafter(model, continuation, 4),
     }
     decoded = decode(model, texts.items(), drafters)
-    assert decoded.names == found.systems
-    assert decoded.tokens.tolist() == found.walked[:, 0].tolist()
+    assert decoded.names == comparison.systems
+    assert decoded.tokens.tolist() == comparison.walked[:, 0].tolist()
     assert decoded.differing.tolist() == [0] * 5
     assert decoded.texts == len(texts)
-    assert decoded.calls[[0, 4]].tolist() == found.walked[[0, 4], 1].tolist()
+    assert decoded.calls[[0, 4]].tolist() == comparison.walked[[0, 4], 1].tolist()
     # Close to the limit a decode rescores lattices cut to what may still be written, so its last draft may be another
     # one.
-    assert (abs(decoded.calls - found.walked[:, 1]) <= len(texts)).all()
+    assert (abs(decoded.calls - comparison.walked[:, 1]) <= len(texts)).all()
 
 
 def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
@@ -283,15 +283,15 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
         best = model.head_logits(out.decoder_hidden_states[-1][0])[0].topk(4, dim=-1).indices
     assert lattices.tokens[0].tolist() == best.tolist()
 
-    found = compare([lattices], ["3-best"], None, 0.0)
+    comparison = compare([lattices], ["3-best"], None, 0.0)
     decoded = decode(model, texts.items(), {
         "vanilla": lambda _: VanillaDrafter(model),
         "3-best": lambda _: PathsDrafter(model, None, 3, 0.0, 4),
         "oracle": lambda continuation: oracle_drafter(model, continuation, 4),
     })  # fmt: skip
     assert decoded.differing.tolist() == [0] * 3
-    assert decoded.tokens.tolist() == found.walked[:, 0].tolist()
-    assert decoded.calls[[0, 2]].tolist() == found.walked[[0, 2], 1].tolist()
+    assert decoded.tokens.tolist() == comparison.walked[:, 0].tolist()
+    assert decoded.calls[[0, 2]].tolist() == comparison.walked[[0, 2], 1].tolist()
 
     written = [
         source + generate(model, source, VanillaDrafter(model), max_new_tokens=24).sequences[0, 1:].tolist()
@@ -351,9 +351,9 @@ def test_lattices_of_a_block_drafter_are_those_that_a_decode_draws(parts: dict[s
         needs_layers = drafts.needs_layers
 
         def propose(self, states: Sequence[State]) -> list[DraftTree]:
-            found = drafts.lattices(states)
+            lattices = drafts.lattices(states)
             drawn.extend(
-                (list(state.tokens), each) for state, each in zip(states, found, strict=True) if each is not None
+                (list(state.tokens), each) for state, each in zip(states, lattices, strict=True) if each is not None
             )
             return [DraftTree.empty()] * len(states)
 

@@ -40,51 +40,51 @@ def drafts_one_by_one(name: str, lattices: LatticeSet, index: int, lm: fst.Ngram
 
 
 @given(
-    found=lattice_sets(),
+    lattices=lattice_sets(),
     name=st.sampled_from(["1-best", "3-best", "400-best", "1-tree", "5-tree", "3-best:0-gram", "4-tree:0-gram"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_outcomes_equal_drafting_and_verifying_one_by_one(found: LatticeSet, name: str) -> None:
-    outcome = run_system(name, found, LM, 0.5)
-    for i in range(len(found)):
-        tree = drafts_one_by_one(name, found, i, LM)
+def test_outcomes_equal_drafting_and_verifying_one_by_one(lattices: LatticeSet, name: str) -> None:
+    outcome = run_system(name, lattices, LM, 0.5)
+    for i in range(len(lattices)):
+        tree = drafts_one_by_one(name, lattices, i, LM)
         assert outcome.nodes[i] == len(tree)
-        assert outcome.lengths[i] == accept_length(tree, found.continuation[i])
+        assert outcome.lengths[i] == accept_length(tree, lattices.continuation[i])
         path, node = [], -1
         while len(children := tree.children(node)):
             node = int(children[0])
             path.append(int(tree.tokens[node]))
-        assert outcome.first[i].tolist() == path + [PADDING] * (found.tokens.shape[1] - len(path))
+        assert outcome.first[i].tolist() == path + [PADDING] * (lattices.tokens.shape[1] - len(path))
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=20, deadline=None)
-def test_identities(found: LatticeSet) -> None:
-    result = compare([found], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
+def test_identities(lattices: LatticeSet) -> None:
+    result = compare([lattices], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
     assert result.systems == ("vanilla", "1-best:0-gram", "256-best", "3-best", "oracle")
-    np.testing.assert_array_equal(run_system("vanilla", found, None).lengths, lengths_of(ranks(found), 1))
+    np.testing.assert_array_equal(run_system("vanilla", lattices, None).lengths, lengths_of(ranks(lattices), 1))
     assert (result.outcomes.sum(axis=1) == result.steps).all()
     assert result.outcomes[0].tolist() == [0, result.steps[0], 0]
     assert (
         result.counts[1].tolist() == result.counts[0].tolist()
     )  # the best path of an unrescored lattice is vanilla's draft
     assert result.counts[2].tolist() == result.counts[-1].tolist()  # all paths are as good as the oracle
-    oracle = run_system("oracle", found, None).lengths
+    oracle = run_system("oracle", lattices, None).lengths
     for name in ("vanilla", "3-best", "5-tree"):
-        assert (run_system(name, found, LM).lengths <= oracle).all()
-    assert found.sequence is not None
-    lengths = run_system("3-best", found, LM).lengths
-    texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
-    assert result.walked[3, :2].tolist() == [len(found), sum(map(decode, texts))]
+        assert (run_system(name, lattices, LM).lengths <= oracle).all()
+    assert lattices.sequence is not None
+    lengths = run_system("3-best", lattices, LM).lengths
+    texts = [lengths[lattices.sequence == text].tolist() for text in np.unique(lattices.sequence)]
+    assert result.walked[3, :2].tolist() == [len(lattices), sum(map(decode, texts))]
     assert (result.walked[:, 1] == result.steps).all()
-    by_position = compare([found], ["3-best"], LM, by="position")
-    assert (by_position.outcomes.sum(axis=1) == len(found)).all()
+    by_position = compare([lattices], ["3-best"], LM, by="position")
+    assert (by_position.outcomes.sum(axis=1) == len(lattices)).all()
     assert result.resampled[:, 0].tolist() == result.resampled[:, 1].tolist()
 
 
 def test_hand_computed_comparison() -> None:
-    found = by_hand()  # vanilla accepts 1, 0, 2, 0; vanilla drafts are (1 2) (2 1) (1 1) (2 3)
-    result = compare([found], ["4-best"], by="position")
+    lattices = by_hand()  # vanilla accepts 1, 0, 2, 0; vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    result = compare([lattices], ["4-best"], by="position")
     assert result.systems == ("vanilla", "4-best", "oracle")
     assert result.block_efficiency.tolist() == [1.75, 2.25, 2.25]  # all four paths: 2, 0, 2, 1
     assert result.headroom_recovered.tolist() == [0, 1, 1]
@@ -120,19 +120,21 @@ def test_hand_computed_comparison_by_decode() -> None:
     assert compare([replace(by_hand(), sequence=None)], []).signature.by == "position"
 
 
-@given(found=lattice_sets(), size=st.integers(1, 6))
+@given(lattices=lattice_sets(), size=st.integers(1, 6))
 @settings(max_examples=30)
-def test_counts_by_decode_equal_walking_one_by_one(found: LatticeSet, size: int) -> None:
+def test_counts_by_decode_equal_walking_one_by_one(lattices: LatticeSet, size: int) -> None:
     """Every system's own decode is walked by hand, and everything is counted where it makes a call, and nowhere
     else."""
-    assert found.sequence is not None
-    result = compare([found.take(np.arange(1)), found.take(np.arange(1, len(found)))], [f"{size}-tree"], LM, 0.5)
-    vanilla = run_system("vanilla", found, None)
+    assert lattices.sequence is not None
+    result = compare(
+        [lattices.take(np.arange(1)), lattices.take(np.arange(1, len(lattices)))], [f"{size}-tree"], LM, 0.5
+    )
+    vanilla = run_system("vanilla", lattices, None)
     for row, name in enumerate(result.systems):
-        outcome = run_system(name, found, LM, 0.5)
+        outcome = run_system(name, lattices, LM, 0.5)
         visited = []
-        for text in np.unique(found.sequence):
-            own = np.flatnonzero(found.sequence == text)
+        for text in np.unique(lattices.sequence):
+            own = np.flatnonzero(lattices.sequence == text)
             at = 0
             while at < len(own):
                 visited.append(own[at])
@@ -144,7 +146,7 @@ def test_counts_by_decode_equal_walking_one_by_one(found: LatticeSet, size: int)
         assert result.nodes[row] == outcome.nodes[visited].sum()
         better = (outcome.lengths - vanilla.lengths)[visited]
         assert result.outcomes[row].tolist() == [(better > 0).sum(), (better == 0).sum(), (better < 0).sum()]
-        drafts = np.hstack([found.context[:, -1:], outcome.first])[visited].tolist()
+        drafts = np.hstack([lattices.context[:, -1:], outcome.first])[visited].tolist()
         assert result.repeats[row].tolist() == [
             sum(column) for column in zip(*map(repetition_one_by_one, drafts), strict=True)
         ]
@@ -156,8 +158,8 @@ def test_what_the_budget_cut_is_told_from_what_was_misranked() -> None:
     log_probs = np.array([[[-0.5, -1.0], [-0.5, -1.0]]], np.float32)
 
     def lost(system: str, continuation: list[int]) -> list[int]:
-        found = LatticeSet(tokens, log_probs, np.array([continuation], np.int32), np.zeros((1, 1), np.int32))
-        causes: list[int] = compare([found], [system]).lost[1].tolist()
+        lattices = LatticeSet(tokens, log_probs, np.array([continuation], np.int32), np.zeros((1, 1), np.int32))
+        causes: list[int] = compare([lattices], [system]).lost[1].tolist()
         return causes
 
     assert lost("1-tree", [1, 1]) == [0, 0, 0, 1]  # one node: nothing is drafted behind 1
@@ -169,20 +171,20 @@ def test_what_the_budget_cut_is_told_from_what_was_misranked() -> None:
     assert lost("1-tree", [1, PADDING]) == [0, 0, 1, 0]
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=10)
-def test_intervals_resample_texts(found: LatticeSet) -> None:
+def test_intervals_resample_texts(lattices: LatticeSet) -> None:
     """Every resampled pair is the sum of texts' tokens and calls, each times its weight; with every weight 1 it is the
     whole."""
-    assert found.sequence is not None
-    result = compare([found], ["3-best"], LM)
+    assert lattices.sequence is not None
+    result = compare([lattices], ["3-best"], LM)
     weights = {
         text: np.random.default_rng((0, text)).poisson(1, comparison.RESAMPLES)
-        for text in np.unique(found.sequence).tolist()
+        for text in np.unique(lattices.sequence).tolist()
     }
     for row, name in enumerate(result.systems):
-        lengths = run_system(name, found, LM).lengths
-        texts = {text: lengths[found.sequence == text].tolist() for text in weights}
+        lengths = run_system(name, lattices, LM).lengths
+        texts = {text: lengths[lattices.sequence == text].tolist() for text in weights}
         tokens = sum(weights[text] * len(texts[text]) for text in texts)
         steps = sum(weights[text] * decode(texts[text]) for text in texts)
         assert (result.resampled[:, row] == np.stack([tokens, steps], axis=1)).all()
@@ -191,13 +193,13 @@ def test_intervals_resample_texts(found: LatticeSet) -> None:
 def test_a_repetition_of_head_1s_token_counts() -> None:
     """The committed token stands before the draft: a first slot that repeats it is a repetition (the paper's drafts
     have 9 tokens)."""
-    found = by_hand()
-    behind_1 = replace(found, context=np.array([[9, 1]] * 4, np.int32))  # vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    lattices = by_hand()
+    behind_1 = replace(lattices, context=np.array([[9, 1]] * 4, np.int32))  # vanilla drafts are (1 2) (2 1) (1 1) (2 3)
     result = compare([behind_1], [], by="position")
     assert result.repeats[0].tolist() == [3, 8, 2 + 1 + 3 + 1]
-    unknown = replace(found, context=np.full((4, 1), PADDING, np.int32))
+    unknown = replace(lattices, context=np.full((4, 1), PADDING, np.int32))
     assert compare([unknown], [], by="position").repeats[0].tolist() == [1, 4, 5]
-    no_context = replace(found, context=np.empty((4, 0), np.int32))
+    no_context = replace(lattices, context=np.empty((4, 0), np.int32))
     assert compare([no_context], [], by="position").repeats[0].tolist() == [1, 4, 5]
 
 
@@ -207,13 +209,13 @@ def repetition_one_by_one(draft: list[int]) -> tuple[int, int, int]:
     return sum(a == b for a, b in pairs), len(pairs), max(runs, default=0)
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=40, deadline=None)
-def test_repetition_equals_counting_one_by_one(found: LatticeSet) -> None:
-    result = compare([found], ["3-tree"], LM, by="position")
+def test_repetition_equals_counting_one_by_one(lattices: LatticeSet) -> None:
+    result = compare([lattices], ["3-tree"], LM, by="position")
     for row, name in enumerate(result.systems):
-        drafts = run_system(name, found, LM).first
-        heads_1 = found.context[:, -1].tolist()
+        drafts = run_system(name, lattices, LM).first
+        heads_1 = lattices.context[:, -1].tolist()
         counted = [
             repetition_one_by_one([head_1, *draft]) for head_1, draft in zip(heads_1, drafts.tolist(), strict=True)
         ]
@@ -237,104 +239,106 @@ class Contrary:
         return [DraftTree.from_paths(best.tokens).first(num_nodes) for best in self.paths(lattices, contexts, 1)]
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=20, deadline=None)
-def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
+def test_any_rescorer_takes_part_by_name(lattices: LatticeSet) -> None:
     models = {"small": as_scorer(LM, 0.5), "contrary": Contrary()}
     systems = ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"]
-    result = compare([found], systems, models, by="position")
+    result = compare([lattices], systems, models, by="position")
     assert (
         result.counts[1].tolist()
-        == np.bincount(run_system("2-best", found, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
+        == np.bincount(run_system("2-best", lattices, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
     )
     for row, p in ((3, 2), (4, 1)):
-        drafts = [best.tokens for best in Contrary().paths([found[i] for i in range(len(found))], [], p)]
+        drafts = [best.tokens for best in Contrary().paths([lattices[i] for i in range(len(lattices))], [], p)]
         trees = [DraftTree.from_paths(tokens) for tokens in drafts]
         if row == 4:
             trees = [tree.first(2) for tree in trees]
-        lengths = [accept_length(tree, found.continuation[i]) for i, tree in enumerate(trees)]
+        lengths = [accept_length(tree, lattices.continuation[i]) for i, tree in enumerate(trees)]
         assert result.counts[row].tolist() == np.bincount(lengths, minlength=result.counts.shape[1]).tolist()
         assert result.nodes[row] == sum(map(len, trees))
     assert result.signature.lm == "small 3-gram of " + str(sum(LM.num_ngrams)) + " n-grams, contrary Contrary"
     assert result.signature.alpha == "0.5,1"
 
 
-@given(found=lattice_sets())
+@given(lattices=lattice_sets())
 @settings(max_examples=20, deadline=None)
-def test_every_system_runs_at_its_own_weight(found: LatticeSet) -> None:
+def test_every_system_runs_at_its_own_weight(lattices: LatticeSet) -> None:
     own = {"3-best": 4.0, "3-tree": 0.25}
     tuned = Tuned(
         as_scorer(LM), tuple(Tuning(alpha, name, (alpha,), (1.0,), "text", (0,), 0, "") for name, alpha in own.items())
     )
-    together, given_alpha = (compare([found], list(own), tuned, alpha, by="position") for alpha in (None, 1.5))
+    together, given_alpha = (compare([lattices], list(own), tuned, alpha, by="position") for alpha in (None, 1.5))
     assert (together.signature.alpha, given_alpha.signature.alpha) == ("4,0.25", "1.5")
     for name, alpha in own.items():
         row = together.systems.index(name)
         for result, weight in ((together, alpha), (given_alpha, 1.5)):
-            lengths = run_system(name, found, LM, weight).lengths
+            lengths = run_system(name, lattices, LM, weight).lengths
             assert result.counts[row].tolist() == np.bincount(lengths, minlength=result.counts.shape[1]).tolist()
 
 
 @given(
-    found=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True)
+    lattices=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True)
 )
 @settings(max_examples=20, deadline=None)
-def test_sweep_equals_one_run_for_each_weight(found: LatticeSet, alphas: list[float]) -> None:
-    assert found.sequence is not None
+def test_sweep_equals_one_run_for_each_weight(lattices: LatticeSet, alphas: list[float]) -> None:
+    assert lattices.sequence is not None
     by_decode, by_position = (
-        sweep_alpha([block], "3-best", LM, alphas) for block in (found, replace(found, sequence=None))
+        sweep_alpha([block], "3-best", LM, alphas) for block in (lattices, replace(lattices, sequence=None))
     )
     assert by_decode.alphas == by_position.alphas == tuple(sorted(alphas))
     assert (by_decode.by, by_position.by) == ("decode", "position")
     for row, alpha in enumerate(sorted(alphas)):
-        lengths = run_system("3-best", found, LM, alpha).lengths
-        calls = sum(decode(lengths[found.sequence == text].tolist()) for text in np.unique(found.sequence))
+        lengths = run_system("3-best", lattices, LM, alpha).lengths
+        calls = sum(decode(lengths[lattices.sequence == text].tolist()) for text in np.unique(lattices.sequence))
         assert by_decode.counts[row].tolist() == np.bincount(lengths, minlength=by_decode.counts.shape[1]).tolist()
-        assert by_decode.block_efficiency[row] == len(found) / calls
+        assert by_decode.block_efficiency[row] == len(lattices) / calls
         assert by_position.block_efficiency[row] == pytest.approx(lengths.mean() + 1)
     for swept in (by_decode, by_position):
         best = swept.block_efficiency.max()
         assert swept.best == min(
             alpha for alpha, value in zip(swept.alphas, swept.block_efficiency, strict=True) if value == best
         )
-    parts = [sweep_alpha([found], "3-best", LM, [alpha]) for alpha in alphas]
+    parts = [sweep_alpha([lattices], "3-best", LM, [alpha]) for alpha in alphas]
     joined = sum(parts[1:], parts[0])
     assert (joined.alphas, joined.counts.tolist()) == (by_decode.alphas, by_decode.counts.tolist())
     assert joined.walked.tolist() == by_decode.walked.tolist()
 
 
 @given(
-    found=lattice_sets(min_size=4), drawn=st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 11))), max_size=3)
+    lattices=lattice_sets(min_size=4), drawn=st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 11))), max_size=3)
 )
 @settings(max_examples=30, deadline=None)
 def test_examples_of_several_tunings_are_left_out_by_their_own_numbers(
-    found: LatticeSet, drawn: list[tuple[bool, set[int]]]
+    lattices: LatticeSet, drawn: list[tuple[bool, set[int]]]
 ) -> None:
     tunings = [
         Tuning(1, "1-best", (1,), (1,), "text" if texts else "lattice", tuple(sorted(ids)), 0, "")
         for texts, ids in drawn
     ]
-    assert found.sequence is not None
+    assert lattices.sequence is not None
     kept = [
         row
-        for row in range(len(found))
-        if not any((found.sequence[row] if texts else row) in ids for texts, ids in drawn)
+        for row in range(len(lattices))
+        if not any((lattices.sequence[row] if texts else row) in ids for texts, ids in drawn)
     ]
-    parts = [found.take(np.arange(0, 3)), found.take(np.arange(3, len(found)))]
+    parts = [lattices.take(np.arange(0, 3)), lattices.take(np.arange(3, len(lattices)))]
     if not kept:
         with pytest.raises(ValueError, match="expected lattices besides those that the weights were tuned on"):
             list(exclude_examples(parts, tunings))
         return
     left = [tokens for block in exclude_examples(parts, tunings) for tokens in block.tokens.tolist()]
-    assert left == found.tokens[kept].tolist()
+    assert left == lattices.tokens[kept].tolist()
 
 
 def test_lattices_of_two_origins_are_not_mixed() -> None:
-    found = by_hand()
+    lattices = by_hand()
     with pytest.raises(ValueError, match="expected lattices of one origin, got a and b"):
-        compare([replace(found, origin="a"), replace(found, origin="b")], [])
+        compare([replace(lattices, origin="a"), replace(lattices, origin="b")], [])
     with pytest.raises(ValueError, match=r"expected lattices of 2 slots x 2, as the first, got 2 x 1"):
-        compare([found, replace(found, tokens=found.tokens[:, :, :1], log_probs=found.log_probs[:, :, :1])], [])
+        compare(
+            [lattices, replace(lattices, tokens=lattices.tokens[:, :, :1], log_probs=lattices.log_probs[:, :, :1])], []
+        )
 
 
 def test_ties_go_to_the_lowest_token_in_every_system() -> None:
@@ -343,13 +347,13 @@ def test_ties_go_to_the_lowest_token_in_every_system() -> None:
     rng = np.random.default_rng(0)
     tokens = np.stack([rng.permutation(9)[:3] for _ in range(400 * 2)]).reshape(400, 2, 3).astype(np.int32)
     wanted = rng.integers(0, 9, (400, 2)).astype(np.int32)
-    found = LatticeSet(tokens, np.zeros((400, 2, 3), np.float32), wanted, np.zeros((400, 1), np.int32))
+    lattices = LatticeSet(tokens, np.zeros((400, 2, 3), np.float32), wanted, np.zeros((400, 1), np.int32))
     lowest = tokens.min(axis=2)
     for name in ("vanilla", "1-best:0-gram"):
-        assert run_system(name, found).first.tolist() == lowest.tolist()
-    np.testing.assert_array_equal(lengths_of(ranks(found), 1), run_system("vanilla", found).lengths)
+        assert run_system(name, lattices).first.tolist() == lowest.tolist()
+    np.testing.assert_array_equal(lengths_of(ranks(lattices), 1), run_system("vanilla", lattices).lengths)
     missing = ~(tokens == wanted[:, :, None]).any(axis=2)
-    assert run_system("oracle", found).first[missing].tolist() == lowest[missing].tolist()
+    assert run_system("oracle", lattices).first[missing].tolist() == lowest[missing].tolist()
     states = [SausageLattice(tokens[i], np.zeros((2, 3))) for i in range(20)]
     assert [tree.tokens.tolist() for tree in Vanilla().draft(states, [[]] * 20)] == lowest[:20].tolist()
     assert [top_arcs(lattice, 1).tokens[:, 0].tolist() for lattice in states] == lowest[:20].tolist()

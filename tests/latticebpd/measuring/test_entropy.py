@@ -59,10 +59,10 @@ def test_bounds_of_one_arc_by_hand() -> None:
 
 def test_padding_and_impossible_arcs_have_no_entropy() -> None:
     tokens = np.array([[[3, PADDING, 4]]], np.int32)
-    found = LatticeSet(
+    lattices = LatticeSet(
         tokens, np.array([[[0.0, 7.0, -np.inf]]], np.float32), np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32)
     )
-    low, high = entropy_bounds(found, 9)
+    low, high = entropy_bounds(lattices, 9)
     assert low.tolist() == high.tolist() == [[0]]
 
 
@@ -97,10 +97,10 @@ def test_h_max_equals_its_definition(low: list[int], gap: list[int]) -> None:
 
 
 def test_means_histograms_and_texts_by_hand() -> None:
-    found = by_hand()  # four positions, two slots; vanilla accepts 1, 0, 2, 0
+    lattices = by_hand()  # four positions, two slots; vanilla accepts 1, 0, 2, 0
     entropy = np.array([[3, 1, 0.1], [5, 1, 0.3], [4, 2, 0.2], [4, 0, 0.2]], np.float32)
-    found = replace(found, entropy=entropy, sequence=np.array([7, 7, 8, 8]))
-    blocks = [found.take(np.arange(3)), found.take(np.array([3]))]  # a text across two blocks
+    lattices = replace(lattices, entropy=entropy, sequence=np.array([7, 7, 8, 8]))
+    blocks = [lattices.take(np.arange(3)), lattices.take(np.array([3]))]  # a text across two blocks
     result = head_entropy(blocks, by="position")
     assert result.heads == (1, 2, 3)
     assert result.exact
@@ -117,28 +117,28 @@ def test_means_histograms_and_texts_by_hand() -> None:
     np.testing.assert_allclose(decoded.text_means, [[3, 1, 0.1], [4, 2, 0.2]], rtol=1e-6)
     assert decoded.text_efficiency.tolist() == [2, 2]
     assert decoded.histogram.sum(axis=1).tolist() == [2, 2, 2]
-    rising = replace(found, entropy=np.sort(entropy, axis=1))
+    rising = replace(lattices, entropy=np.sort(entropy, axis=1))
     assert head_entropy([rising]).text_h_max().tolist() == [3, 3]
-    assert head_entropy([replace(found, entropy=entropy[:, [0, 2, 1]])]).text_h_max(2).tolist() == [3, 3]
+    assert head_entropy([replace(lattices, entropy=entropy[:, [0, 2, 1]])]).text_h_max(2).tolist() == [3, 3]
 
 
 def test_files_without_entropies_give_bounds_of_the_drafting_heads() -> None:
     logits = np.random.default_rng(0).normal(size=(40, 3, 30)) * 2
     lattices = [SausageLattice.from_logits(rows, k=8) for rows in logits]
     tokens, log_probs = np.stack([x.tokens for x in lattices]), np.stack([x.log_probs for x in lattices])
-    found = LatticeSet(tokens, log_probs, np.zeros((40, 3), np.int32), np.zeros((40, 1), np.int32))
+    lattice_set = LatticeSet(tokens, log_probs, np.zeros((40, 3), np.int32), np.zeros((40, 1), np.int32))
     p = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
     true = -(p * np.log(p)).sum(axis=2).mean(axis=0)
-    result = head_entropy([found], vocab_size=30)
+    result = head_entropy([lattice_set], vocab_size=30)
     assert result.heads == (2, 3, 4)
     assert not result.exact
     assert (result.low <= true).all()
     assert (true <= result.high).all()
     assert result.h_max[0] <= result.h_max[1]
     with pytest.raises(ValueError, match="got neither"):
-        head_entropy([found])
+        head_entropy([lattice_set])
     with pytest.raises(ValueError, match="got both kinds"):
-        head_entropy([found, replace(found, entropy=np.zeros((40, 4), np.float32))], vocab_size=30)
+        head_entropy([lattice_set, replace(lattice_set, entropy=np.zeros((40, 4), np.float32))], vocab_size=30)
     with pytest.raises(ValueError, match="at least one lattice"):
         head_entropy([])
 
@@ -146,14 +146,14 @@ def test_files_without_entropies_give_bounds_of_the_drafting_heads() -> None:
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2, max_size=20))
 def test_regression_equals_numpys(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T
-    found = regress(x, y)
+    regression = regress(x, y)
     if len(set(x)) == 1:
-        assert np.isnan([found.slope, found.r]).all()
+        assert np.isnan([regression.slope, regression.r]).all()
         return
     slope, intercept = np.polyfit(x, y, 1)
-    np.testing.assert_allclose([found.slope, found.intercept], [slope, intercept], atol=1e-8)
+    np.testing.assert_allclose([regression.slope, regression.intercept], [slope, intercept], atol=1e-8)
     if len(set(y)) > 1:
-        np.testing.assert_allclose(found.r, np.corrcoef(x, y)[0, 1], atol=1e-8)
+        np.testing.assert_allclose(regression.r, np.corrcoef(x, y)[0, 1], atol=1e-8)
 
 
 def test_regression_wants_two_points() -> None:

@@ -40,13 +40,13 @@ def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
     return length
 
 
-@given(found=lattice_sets(), k=st.integers(1, 5), heads=st.integers(2, 6))
-def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads: int) -> None:
-    lengths = lengths_of(ranks(found), k, heads)
-    for i in range(len(found)):
-        cut = top_arcs(found[i], k)
+@given(lattices=lattice_sets(), k=st.integers(1, 5), heads=st.integers(2, 6))
+def test_lengths_equal_those_of_the_oracle_path(lattices: LatticeSet, k: int, heads: int) -> None:
+    lengths = lengths_of(ranks(lattices), k, heads)
+    for i in range(len(lattices)):
+        cut = top_arcs(lattices[i], k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
-        assert lengths[i] == accepted(part, found.continuation[i].tolist())
+        assert lengths[i] == accepted(part, lattices.continuation[i].tolist())
 
 
 def test_ties_are_ranked_by_token_id_and_arcs_of_no_probability_are_absent() -> None:
@@ -54,8 +54,8 @@ def test_ties_are_ranked_by_token_id_and_arcs_of_no_probability_are_absent() -> 
     level = np.log(0.5)
     tokens = np.array([[[5, 3]], [[5, 3]], [[1, 2]], [[1, 2]]], np.int32)
     log_probs = np.array([[[level, level]]] * 2 + [[[0.0, -np.inf]]] * 2, np.float32)
-    found = LatticeSet(tokens, log_probs, np.array([[5], [3], [1], [2]], np.int32), np.zeros((4, 1), np.int32))
-    assert ranks(found)[:, 0].tolist() == [1, 0, 0, ABSENT]
+    lattices = LatticeSet(tokens, log_probs, np.array([[5], [3], [1], [2]], np.int32), np.zeros((4, 1), np.int32))
+    assert ranks(lattices)[:, 0].tolist() == [1, 0, 0, ABSENT]
 
 
 def fewest(lengths: list[int]) -> int:
@@ -66,42 +66,42 @@ def fewest(lengths: list[int]) -> int:
 
 
 @given(
-    found=lattice_sets(),
+    lattices=lattice_sets(),
     ks=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     heads=st.lists(st.integers(2, 6), max_size=2),
 )
-def test_tally_equals_counting_one_by_one(found: LatticeSet, ks: list[int], heads: list[int]) -> None:
-    by_decode, by_position = tally([found], ks, heads), tally([found], ks, heads, by="position")
-    slots = found.tokens.shape[1]
-    assert found.sequence is not None
+def test_tally_equals_counting_one_by_one(lattices: LatticeSet, ks: list[int], heads: list[int]) -> None:
+    by_decode, by_position = tally([lattices], ks, heads), tally([lattices], ks, heads, by="position")
+    slots = lattices.tokens.shape[1]
+    assert lattices.sequence is not None
     for i, k in enumerate(ks):
         for j, h in enumerate(heads or [slots + 1]):
-            lengths = lengths_of(ranks(found), k, h)
+            lengths = lengths_of(ranks(lattices), k, h)
             assert by_position.counts[i, j].tolist() == np.bincount(lengths, minlength=slots + 1).tolist()
-            texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
+            texts = [lengths[lattices.sequence == text].tolist() for text in np.unique(lattices.sequence)]
             called = [length for text in texts for length in calls(text)]
             assert by_decode.counts[i, j].tolist() == np.bincount(called, minlength=slots + 1).tolist()
-            walked = [len(found), sum(map(decode, texts)), sum(map(fewest, texts))]
+            walked = [len(lattices), sum(map(decode, texts)), sum(map(fewest, texts))]
             assert by_decode.walked[i, j].tolist() == by_position.walked[i, j].tolist() == walked
             assert by_decode.block_efficiency[i, j] == walked[0] / walked[1]
             assert by_position.block_efficiency[i, j] == lengths.mean() + 1
-    vanilla = lengths_of(ranks(found), 1)
-    texts = [vanilla[found.sequence == text].tolist() for text in np.unique(found.sequence)]
-    assert by_decode.num_lattices == by_position.num_lattices == len(found)
+    vanilla = lengths_of(ranks(lattices), 1)
+    texts = [vanilla[lattices.sequence == text].tolist() for text in np.unique(lattices.sequence)]
+    assert by_decode.num_lattices == by_position.num_lattices == len(lattices)
     assert by_position.lost.sum() == (vanilla < slots).sum()
     assert by_decode.lost.sum() == sum(length < slots for text in texts for length in calls(text))
-    assert by_decode.vanilla.tolist() == [len(found), sum(map(decode, texts))]
+    assert by_decode.vanilla.tolist() == [len(lattices), sum(map(decode, texts))]
 
 
-@given(found=lattice_sets(min_size=2), block=st.integers(1, 5), count=st.integers(1, 4), split=st.integers(1, 11))
+@given(lattices=lattice_sets(min_size=2), block=st.integers(1, 5), count=st.integers(1, 4), split=st.integers(1, 11))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_parts_add_up_to_the_whole(
-    found: LatticeSet, block: int, count: int, split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lattices: LatticeSet, block: int, count: int, split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lattice_files, "BLOCK", block)
     monkeypatch.setattr(comparison, "RESAMPLES", 20)
-    found.take(np.arange(len(found)) < split).save(tmp_path / "a.npz")
-    found.take(np.arange(len(found)) >= split).save(tmp_path / "b.npz")
+    lattices.take(np.arange(len(lattices)) < split).save(tmp_path / "a.npz")
+    lattices.take(np.arange(len(lattices)) >= split).save(tmp_path / "b.npz")
     files = [tmp_path / name for name in ("a.npz", "b.npz") if len(LatticeSet.load(tmp_path / name))]
     full, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
     parts, compared_parts, own_shards = [], [], []
@@ -119,18 +119,18 @@ def test_parts_add_up_to_the_whole(
 
 
 @given(
-    found=lattice_sets(min_size=2),
+    lattices=lattice_sets(min_size=2),
     count=st.integers(2, 4),
     unit=st.integers(1, 3),
     by=st.sampled_from(["position", None]),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_parts_of_lattices_without_texts_add_up_too(
-    found: LatticeSet, count: int, unit: int, by: str | None, monkeypatch: pytest.MonkeyPatch
+    lattices: LatticeSet, count: int, unit: int, by: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lattice_files, "UNIT", unit)
     monkeypatch.setattr(comparison, "RESAMPLES", 20)
-    pieces = [found.take(np.arange(len(found)) < 1), found.take(np.arange(len(found)) >= 1)]
+    pieces = [lattices.take(np.arange(len(lattices)) < 1), lattices.take(np.arange(len(lattices)) >= 1)]
     unnumbered = pieces if by else [replace(piece, sequence=None) for piece in pieces]
     units = {number for _, numbers in Shard().units(unnumbered) for number in numbers.tolist()}
     shards = [
@@ -168,22 +168,22 @@ def test_longest_prefix_at_every_call_need_not_make_the_fewest_calls() -> None:
     lengths = [1, 3, 0, 0, 0]
     tokens = np.array([[[1 if slot < length else 2] for slot in range(3)] for length in lengths], np.int32)
     numbers = {"log_probs": np.zeros((5, 3, 1), np.float32), "continuation": np.ones((5, 3), np.int32)}
-    found = LatticeSet(tokens, **numbers, context=np.zeros((5, 1), np.int32), sequence=np.zeros(5, np.int64))
-    assert tally([found], [1]).walked[0, 0].tolist() == [5, decode(lengths), fewest(lengths)] == [5, 4, 2]
+    lattices = LatticeSet(tokens, **numbers, context=np.zeros((5, 1), np.int32), sequence=np.zeros(5, np.int64))
+    assert tally([lattices], [1]).walked[0, 0].tolist() == [5, decode(lengths), fewest(lengths)] == [5, 4, 2]
 
 
 def test_unnumbered_lattices_have_no_decode() -> None:
-    found = by_hand()
-    unnumbered = LatticeSet(found.tokens, found.log_probs, found.continuation, found.context)
+    lattices = by_hand()
+    unnumbered = LatticeSet(lattices.tokens, lattices.log_probs, lattices.continuation, lattices.context)
     got = tally([unnumbered], [1])
     assert got.signature.by == "position"
     assert np.isnan(got.best_block_efficiency).all()
     assert got.block_efficiency[0, 0] == 1.75
-    for blocks_ in ([unnumbered], [found, unnumbered]):
+    for blocks_ in ([unnumbered], [lattices, unnumbered]):
         with pytest.raises(ValueError, match="expected files that number their texts, to count by decode"):
             tally(blocks_, [1], by="decode")
     with pytest.raises(ValueError, match="expected statistics by decode or by position, got 'text'"):
-        tally([found], [1], by="text")
+        tally([lattices], [1], by="text")
 
 
 def test_bad_requests_are_named() -> None:

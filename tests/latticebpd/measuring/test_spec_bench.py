@@ -124,21 +124,21 @@ def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt() -> No
         return forward_func(inputs, *args, **kwargs)
 
     asked = [Question(**{key: question[key] for key in ("question_id", "category", "turns")}) for question in QUESTIONS]
-    found = spec_bench.run(
+    result = spec_bench.run(
         asked, bundle.model, PlainText(load_tokenizer(MODEL)), recording, 8, drafter=VanillaDrafter(bundle.model)
     )
     warm_ups = 3 * 2  # the first question has two turns
     first, second, *others = prompts[warm_ups:]
     assert bundle.tokenizer.decode(first) == "Describe the city.\n\n"
     assert (
-        bundle.tokenizer.decode(second) == f"Describe the city.\n\n{found.answers[0].turns[0]}\n\nNow in one line.\n\n"
+        bundle.tokenizer.decode(second) == f"Describe the city.\n\n{result.answers[0].turns[0]}\n\nNow in one line.\n\n"
     )
     assert len(others) == 2
     assert len(others[1]) == 1024 - 8  # too long a prompt: its end, with room for the answer
-    assert found.cut == 1
-    assert found.differing == 0
-    assert [answer.turns for answer in found.answers] == [answer.turns for answer in found.greedy]
-    assert all(sum(answer.accept_lengths) == sum(answer.new_tokens) - len(answer.turns) for answer in found.answers)
+    assert result.cut == 1
+    assert result.differing == 0
+    assert [answer.turns for answer in result.answers] == [answer.turns for answer in result.greedy]
+    assert all(sum(answer.accept_lengths) == sum(answer.new_tokens) - len(answer.turns) for answer in result.answers)
 
 
 def test_answer_files_have_the_benchmarks_layout(tmp_path: Path, model: BlockwiseLM) -> None:

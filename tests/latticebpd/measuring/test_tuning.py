@@ -65,12 +65,18 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_weight_that_is_right_by_construction_is_found(files: list[Path]) -> None:
     _, lm = between_half_and_two(1)
-    found, swept = tune(files, lm, "1-best", (0.1, 0.4, 1.0, 3.0), examples=3, seed=1)
-    assert found.alpha == 1.0
-    assert found.block_efficiency == (1.0, 1.0, 5 / 2, 1.0)  # of five positions the first and the fourth are visited
+    tuning, swept = tune(files, lm, "1-best", (0.1, 0.4, 1.0, 3.0), examples=3, seed=1)
+    assert tuning.alpha == 1.0
+    assert tuning.block_efficiency == (1.0, 1.0, 5 / 2, 1.0)  # of five positions the first and the fourth are visited
     assert swept.counts.sum(axis=1).tolist() == [3 * 5] * 4
-    assert (found.unit, len(found.examples), found.seed, found.system, found.by) == ("text", 3, 1, "1-best", "decode")
-    assert found.lattices == lattices_fingerprint(files) != lattices_fingerprint(files[::-1])
+    assert (tuning.unit, len(tuning.examples), tuning.seed, tuning.system, tuning.by) == (
+        "text",
+        3,
+        1,
+        "1-best",
+        "decode",
+    )
+    assert tuning.lattices == lattices_fingerprint(files) != lattices_fingerprint(files[::-1])
 
 
 def test_texts_are_numbered_as_they_are_read(files: list[Path]) -> None:
@@ -100,9 +106,9 @@ def test_lattices_are_examples_where_files_do_not_tell_texts(tmp_path: Path) -> 
     lattices, lm = between_half_and_two(4)
     anonymous = replace(lattices, sequence=None)
     anonymous.save(tmp_path / "a.npz")
-    found, swept = tune([tmp_path / "a.npz"], lm, "4-tree", examples=6)
-    assert (found.unit, len(found.examples), int(swept.counts[0].sum()), found.by) == ("lattice", 6, 6, "position")
-    assert sum(len(block) for block in exclude_examples(blocks([tmp_path / "a.npz"]), [found])) == len(lattices) - 6
+    tuning, swept = tune([tmp_path / "a.npz"], lm, "4-tree", examples=6)
+    assert (tuning.unit, len(tuning.examples), int(swept.counts[0].sum()), tuning.by) == ("lattice", 6, 6, "position")
+    assert sum(len(block) for block in exclude_examples(blocks([tmp_path / "a.npz"]), [tuning])) == len(lattices) - 6
     lattices.save(tmp_path / "b.npz")
     with pytest.raises(ValueError, match="all number their texts, or none"):
         tune([tmp_path / "a.npz", tmp_path / "b.npz"], lm)
@@ -121,10 +127,10 @@ def test_neural_weights_are_measured_as_the_rescorer_drafts(tmp_path: Path) -> N
         rng.integers(0, VOCABULARY, (n, 4)).astype(np.int32),
     )
     lattices.save(tmp_path / "a.npz")
-    found, _ = tune([tmp_path / "a.npz"], rescorer, "6-tree", (0.0, 1.0, 4.0), examples=n)
-    expected = [run_system("6-tree", lattices, rescorer, alpha).lengths.mean() + 1 for alpha in found.alphas]
-    np.testing.assert_allclose(found.block_efficiency, expected, atol=1e-6)
-    assert len(set(found.block_efficiency)) > 1
+    tuning, _ = tune([tmp_path / "a.npz"], rescorer, "6-tree", (0.0, 1.0, 4.0), examples=n)
+    expected = [run_system("6-tree", lattices, rescorer, alpha).lengths.mean() + 1 for alpha in tuning.alphas]
+    np.testing.assert_allclose(tuning.block_efficiency, expected, atol=1e-6)
+    assert len(set(tuning.block_efficiency)) > 1
 
 
 def test_weight_of_an_ngram_model_is_stored_beside_it_and_taken_from_there(files: list[Path], tmp_path: Path) -> None:
@@ -211,21 +217,21 @@ def test_best_weight_at_the_edge_of_the_grid_widens_it(tmp_path: Path) -> None:
     """The model prefers the right token by 1, so a weight above 2**n mends the n-th position; or the wrong one."""
     path = tmp_path / "a.npz"
     lm = one_slot(path, [-(2.0**n) for n in range(6)], [-2.0, -1.0])
-    found, _ = tune([path], lm, "1-best", (3.0, 1.5))
-    assert found.alphas == (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 96.0, 192.0)
-    assert (found.alpha, found.at_edge, found.block_efficiency[5]) == (48.0, False, 2.0)
+    tuning, _ = tune([path], lm, "1-best", (3.0, 1.5))
+    assert tuning.alphas == (1.5, 3.0, 6.0, 12.0, 24.0, 48.0, 96.0, 192.0)
+    assert (tuning.alpha, tuning.at_edge, tuning.block_efficiency[5]) == (48.0, False, 2.0)
     lm = one_slot(path, [-(2.0**n) for n in range(12)], [-2.0, -1.0])
-    found, _ = tune([path], lm, "1-best", (1.5, 3.0))
-    assert (len(found.alphas), found.alpha, found.at_edge) == (2 + 2 * WIDENINGS, 3.0 * 4**WIDENINGS, True)
+    tuning, _ = tune([path], lm, "1-best", (1.5, 3.0))
+    assert (len(tuning.alphas), tuning.alpha, tuning.at_edge) == (2 + 2 * WIDENINGS, 3.0 * 4**WIDENINGS, True)
     lm = one_slot(path, [2.0**-n for n in range(6)], [-1.0, -2.0])
-    found, _ = tune([path], lm, "1-best", (0.75, 1.5))
-    assert (found.alphas[0], found.at_edge, found.block_efficiency[0]) == (0.75 / 64, False, 2.0)
+    tuning, _ = tune([path], lm, "1-best", (0.75, 1.5))
+    assert (tuning.alphas[0], tuning.at_edge, tuning.block_efficiency[0]) == (0.75 / 64, False, 2.0)
 
 
 def test_a_grid_does_not_grow_where_all_weights_are_alike(files: list[Path]) -> None:
     _, lm = between_half_and_two(1)
-    found, _ = tune(files, lm, "1-best", (2.5, 3.0))
-    assert (found.alphas, found.at_edge) == ((2.5, 3.0), False)
+    tuning, _ = tune(files, lm, "1-best", (2.5, 3.0))
+    assert (tuning.alphas, tuning.at_edge) == ((2.5, 3.0), False)
 
 
 def test_tuning_at_the_edge_or_by_position_is_reported(run: Run, tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_nothing_overflows_in_a_browser(
     )
     match = re.search(r'data-found="([^"]*)"', done.stdout)
     assert match is not None, done.stdout[:500]
-    found = json.loads(match[1].replace("&quot;", '"'))
-    assert found["width"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    assert found["plots"] >= pictures
+    sizes = json.loads(match[1].replace("&quot;", '"'))
+    assert sizes["width"] == width
+    assert sizes["scroll"] <= width
+    assert sizes["wide"] == []
+    assert sizes["plots"] >= pictures

@@ -120,8 +120,8 @@ def test_the_text_shown_is_greedy_and_repeats_itself_least(loaded: Loaded) -> No
     """By the share of its runs of three tokens that are distinct: most of all prompts."""
 
     def variety(prompt: DemoPrompt, settings: Settings) -> float:
-        found = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
-        new = found.sequences[0, found.prompt_length :].tolist()
+        output = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
+        new = output.sequences[0, output.prompt_length :].tolist()
         runs = list(zip(new, new[1:], new[2:], strict=False))
         return len(set(runs)) / len(runs)
 
@@ -213,9 +213,9 @@ def test_a_character_waits_for_its_last_byte() -> None:
 def test_a_busy_machine_is_told(
     demo: Demo, run: Run, monkeypatch: pytest.MonkeyPatch, share: float, busy: bool
 ) -> None:
-    found = replace(demo, seconds=10.0, processor_seconds=10.0 * share)
-    assert found.machine_busy == busy
-    monkeypatch.setattr("latticebpd.report.demo_table.run_demo", lambda *_: found)
+    busy_demo = replace(demo, seconds=10.0, processor_seconds=10.0 * share)
+    assert busy_demo.machine_busy == busy
+    monkeypatch.setattr("latticebpd.report.demo_table.run_demo", lambda *_: busy_demo)
     status, out, _ = run("demo", "--max-new-tokens", 4)
     assert status == 0
     assert ("The machine was busy: 10 s by the clock, 5 s of them on a processor" in out) == busy

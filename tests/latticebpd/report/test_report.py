@@ -55,14 +55,14 @@ def lattices(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
-def found(lattices: Path) -> Measurements:
+def measurements(lattices: Path) -> Measurements:
     return measure([DataSet("tiny", (lattices,))], MODELS, OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def written(found: Measurements, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(measurements: Measurements, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("written")
-    make_report(found, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(directory)
+    make_report(measurements, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(directory)
     return directory
 
 
@@ -71,9 +71,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_numbers_are_those_of_the_analyses_less_the_examples(
-    found: Measurements, lattices: Path, written: Path
+    measurements: Measurements, lattices: Path, written: Path
 ) -> None:
-    measured = found.sets[0]
+    measured = measurements.sets[0]
     tunings = {tuning.system: tuning for tuning in measured.tunings["3-gram"]}
     assert set(tunings) == {*(f"{p}-best" for p in PATHS), *(f"{n}-tree" for n in NODES)}  # each at a weight of its own
     assert {tuning.system for tuning in measured.tunings["other"]} == {"1-best", "16-best", "64-tree"}
@@ -113,8 +113,10 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(
     assert weights["other", "64-tree"]["by"] == "decode"
 
 
-def test_the_drawn_lattice_has_its_weights_before_and_after_rescoring(found: Measurements, written: Path) -> None:
-    step, alpha = found.example, as_scorer(found.sets[0].models["3-gram"], system="16-best").alpha
+def test_the_drawn_lattice_has_its_weights_before_and_after_rescoring(
+    measurements: Measurements, written: Path
+) -> None:
+    step, alpha = measurements.example, as_scorer(measurements.sets[0].models["3-gram"], system="16-best").alpha
     assert step.after is not None
     expected = fst.arc_posteriors(step.lattice.tokens, step.lattice.log_probs, trigram(), alpha, step.context)
     assert np.array_equal(step.after, expected)
@@ -123,8 +125,8 @@ def test_the_drawn_lattice_has_its_weights_before_and_after_rescoring(found: Mea
     assert f"{step.lattice.log_probs[slot, arc]:.2f} → {step.after[slot, arc]:.2f}</tspan>" in drawn
 
 
-def test_best_system_keeps_to_the_budget(found: Measurements) -> None:
-    measured = found.sets[0]
+def test_best_system_keeps_to_the_budget(measurements: Measurements) -> None:
+    measured = measurements.sets[0]
     for budget in (1, 8, 32, 1000):
         best = measured.best_system(budget)
         allowed = {name for name, tokens in measured.verified.items() if tokens <= max(budget, 4) and name != "oracle"}
@@ -195,7 +197,7 @@ def test_colours_stand_out_from_their_ground() -> None:
 
 
 def test_the_same_input_gives_the_same_bytes(
-    found: Measurements, lattices: Path, written: Path, tmp_path: Path
+    measurements: Measurements, lattices: Path, written: Path, tmp_path: Path
 ) -> None:
     again = measure([DataSet("tiny", (lattices,))], MODELS, OPTIONS)
     make_report(again, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(tmp_path)
@@ -204,8 +206,8 @@ def test_the_same_input_gives_the_same_bytes(
         assert path.read_bytes() == (written / path.name).read_bytes(), path.name
 
 
-def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements, lattices: Path) -> None:
-    tuning = replace(found.sets[0].tunings["3-gram"][0], alpha=0.5, examples=(0, 1, 2))
+def test_stored_weights_are_used_and_their_examples_left_out(measurements: Measurements, lattices: Path) -> None:
+    tuning = replace(measurements.sets[0].tunings["3-gram"][0], alpha=0.5, examples=(0, 1, 2))
     elsewhere = replace(tuning, lattices="sha256:other")
     for stored, left in ((tuning, (5, 3)), (elsewhere, (8, 0))):
         measured = measure(
@@ -228,10 +230,10 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
 ) -> None:
     lm = tmp_path / "lm.fst"
     trigram().save(lm)
-    found, _ = calibrate([lattices], trigram(), examples=3)
-    found.save(calibration_path(lm))
+    calibration, _ = calibrate([lattices], trigram(), examples=3)
+    calibration.save(calibration_path(lm))
     measured = measure([DataSet("tiny", (lattices,))], {"3-gram": lm, "other": MODELS["other"]}, OPTIONS).sets[0]
-    assert set(found.examples) <= {number for record in measured.fitted for number in record.examples}
+    assert set(calibration.examples) <= {number for record in measured.fitted for number in record.examples}
     assert measured.texts == 8 - measured.num_excluded
     assert not [
         tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system
@@ -263,11 +265,11 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
 def test_lattices_without_texts_entropies_or_a_model_make_a_report_too(lattices: Path, tmp_path: Path) -> None:
     plain = replace(LatticeSet.joined(list(blocks([lattices]))), sequence=None, entropy=None, origin=None)
     plain.save(tmp_path / "plain.npz")
-    found = measure([DataSet("a b", (tmp_path / "plain.npz",))], {}, OPTIONS)
-    files = make_report(found).write(tmp_path / "out")
+    measurements = measure([DataSet("a b", (tmp_path / "plain.npz",))], {}, OPTIONS)
+    files = make_report(measurements).write(tmp_path / "out")
     page = files[0].read_text(encoding="utf-8")
     assert "section-entropy" not in page
-    assert found.sets[0].counted == "by position"
+    assert measurements.sets[0].counted == "by position"
     (summary,) = rows_of(tmp_path / "out" / "summary.csv")
     assert (summary["counted"], summary["texts"]) == ("by position", "")
     assert (tmp_path / "out" / "oracle-a-b.png").exists()
@@ -292,10 +294,10 @@ def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path, monkeyp
         monkeypatch.setattr(latency, name, value)
     ticks = iter(range(10**6))
     block = next(blocks([lattices]))
-    found = rescoring_latency(block, NgramScorer(trigram()), clock=lambda: next(ticks))
-    assert found.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
-    assert np.isnan(found.by_shape[:, 2]).all()  # there are no 8 arcs
-    assert (found.by_shape[:, :2] == 1000).all()
+    medians = rescoring_latency(block, NgramScorer(trigram()), clock=lambda: next(ticks))
+    assert medians.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
+    assert np.isnan(medians.by_shape[:, 2]).all()  # there are no 8 arcs
+    assert (medians.by_shape[:, :2] == 1000).all()
     with pytest.raises(ValueError, match="at least one lattice"):
         rescoring_latency(block.take(np.zeros(0, int)), NgramScorer(None))
 
@@ -316,8 +318,8 @@ def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> No
         parts = [top_arcs(lattices[2 * row], 2), top_arcs(lattices[2 * row + 1], 2).first_slots(2)]
         best = rescore(joined[row], None, p=1)
         apart = [rescore(part, None, p=1) for part in parts]
-        assert best.tokens[0].tolist() == [token for found in apart for token in found.tokens[0].tolist()]
-        assert best.scores[0] == pytest.approx(sum(float(found.scores[0]) for found in apart))
+        assert best.tokens[0].tolist() == [token for draft in apart for token in draft.tokens[0].tolist()]
+        assert best.scores[0] == pytest.approx(sum(float(draft.scores[0]) for draft in apart))
 
 
 def test_tables_show_dashes_for_what_is_not_known() -> None:
@@ -362,11 +364,11 @@ def test_command_writes_a_report_with_decodes_of_the_model(
 
 @pytest.mark.parametrize("before", [0, 1, 5])
 def test_a_full_disk_leaves_the_report_that_was_there(
-    found: Measurements, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+    measurements: Measurements, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     """The disk is full after some of the files: a page of now and tables of before would not be of one report."""
     shutil.copytree(written, tmp_path / "old")
-    report = make_report(found, title="another")
+    report = make_report(measurements, title="another")
     writes = count()
 
     def full(path: Path, data: bytes) -> int:

@@ -47,8 +47,8 @@ def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
     for round_ in range(3):
         contexts = [[*text, *common[:round_]] for text in texts]
         lattices = [lattice(round_ * 100 + row, k=3 + row % 2, tied=row % 3 == 0) for row in range(len(texts))]
-        found = scorer.trees(lattices, contexts, 12)
-        for each, context, tree in zip(lattices, contexts, found, strict=True):
+        trees = scorer.trees(lattices, contexts, 12)
+        for each, context, tree in zip(lattices, contexts, trees, strict=True):
             index = fst.TextIndex()
             index.extend(context)
             histories, transitions = (

@@ -72,8 +72,8 @@ def arcs_of(lattice: SausageLattice) -> list[dict[int, float]]:
 def log_probs_after(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
     """``[vocab]``, by one plain pass over the whole text."""
     logits = model(torch.tensor([list(text)])).logits[0, -1].double()
-    found: np.ndarray = torch.log_softmax(logits, dim=-1).numpy()
-    return found
+    log_probs: np.ndarray = torch.log_softmax(logits, dim=-1).numpy()
+    return log_probs
 
 
 def enumerated(
@@ -122,8 +122,8 @@ def test_drafts_are_the_best_of_all_paths_where_the_beam_holds_every_prefix(
     batch: tuple[list[SausageLattice], list[list[int]]], alpha: float
 ) -> None:
     lattices, contexts = batch
-    found = NeuralRescorer(LLAMA, alpha, beams=27).paths(lattices, contexts, 5)
-    for lattice, context, drafts in zip(lattices, contexts, found, strict=True):
+    paths = NeuralRescorer(LLAMA, alpha, beams=27).paths(lattices, contexts, 5)
+    for lattice, context, drafts in zip(lattices, contexts, paths, strict=True):
         best = enumerated(LLAMA, lattice, alpha, context)[:5]
         assert [tuple(path) for path in drafts.tokens.tolist()] == [path for _, path in best]
         np.testing.assert_allclose(drafts.scores, [score for score, _ in best], atol=1e-4)
@@ -151,8 +151,8 @@ def test_one_draft_is_algorithm_2(family: str) -> None:
     assert isinstance(rescorer.reader, RecomputingReader if family == "bloom" else CachedReader)
     lattices = [random_lattice(rng, 5, 4) for _ in range(6)]
     contexts = [rng.integers(0, VOCABULARY, length).tolist() for length in (1, 9, 4, 4, 2, 7)]
-    found = rescorer.with_alpha(0.8).paths(lattices, contexts, 1)
-    for lattice, context, drafts in zip(lattices, contexts, found, strict=True):
+    best = rescorer.with_alpha(0.8).paths(lattices, contexts, 1)
+    for lattice, context, drafts in zip(lattices, contexts, best, strict=True):
         assert drafts.tokens.tolist() == [greedy_path(model, lattice, 0.8, context)]
 
 
@@ -213,10 +213,10 @@ def test_model_that_caps_its_logits_and_looks_back_a_little_way_is_rescored_with
         best = enumerated(model, lattice, 1.5, context)
         score_of = {path: score for score, path in best}
         for p in (1, 27):
-            found = rescore(lattice, rescorer, p=p, alpha=1.5, context=context)
+            drafts = rescore(lattice, rescorer, p=p, alpha=1.5, context=context)
             expected = [path for _, path in best] if p > 1 else [tuple(greedy_path(model, lattice, 1.5, context))]
-            assert [tuple(path) for path in found.tokens.tolist()] == expected
-            np.testing.assert_allclose(found.scores, [score_of[path] for path in expected], atol=1e-3)
+            assert [tuple(path) for path in drafts.tokens.tolist()] == expected
+            np.testing.assert_allclose(drafts.scores, [score_of[path] for path in expected], atol=1e-3)
         weights = prefix_weights(model, lattice, 1.5, context)
         tree = draft_tree(lattice, rescorer, 9, alpha=1.5, context=context)
         np.testing.assert_allclose(tree.log_probs, sorted(weights.values(), reverse=True)[:9], atol=1e-3)
@@ -241,9 +241,9 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
             settled = min(5, 1 + next((slot for slot in range(5) if chosen[slot] != guess[slot]), 5))
             guess, rounds = chosen, rounds + 1
         passes.clear()
-        found = rescore(lattice, rescorer, p=1, alpha=alpha, context=context)
+        drafts = rescore(lattice, rescorer, p=1, alpha=alpha, context=context)
         assert len(passes) == 1 + rounds  # a text that is new is read as a prompt first
-        assert found.tokens.tolist() == [guess] == [greedy_path(model, lattice, alpha, context)]
+        assert drafts.tokens.tolist() == [guess] == [greedy_path(model, lattice, alpha, context)]
         seen.add(rounds)
     assert min(seen) == 1 < max(seen) < 5
 
@@ -269,10 +269,10 @@ def test_batched_rescoring_is_rescoring_one_by_one(kind: type[CausalRescorer], m
 def test_weight_zero_ranks_by_the_lattice_alone(kind: type[CausalRescorer]) -> None:
     lattice, rescorer = random_lattice(np.random.default_rng(6), 4, 3), kind(LLAMA)
     expected = rescore(lattice, None, p=9)
-    found = rescore(lattice, rescorer, p=9, alpha=0.0, context=[1])
-    assert found.tokens.tolist() == expected.tokens.tolist()
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
-    assert found.tokens[0].tolist() == top_arcs(lattice, 1).tokens[:, 0].tolist()
+    drafts = rescore(lattice, rescorer, p=9, alpha=0.0, context=[1])
+    assert drafts.tokens.tolist() == expected.tokens.tolist()
+    np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-6)
+    assert drafts.tokens[0].tolist() == top_arcs(lattice, 1).tokens[:, 0].tolist()
     tree = draft_tree(lattice, rescorer, 20, alpha=0.0, context=[1])
     assert prefixes_of(tree) == prefixes_of(draft_tree(lattice, None, 20))
 
@@ -295,8 +295,8 @@ def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> N
     rescorer = ParallelNeuralRescorer(model, 0.7)
     lattices, contexts = [random_lattice(rng, slots, 4) for slots in (4, 2, 4)], [[1, 2, 3], [4], [5, 6]]
     for _ in range(2):
-        found = rescorer.rescored(lattices, contexts)
-        for lattice, context, mended in zip(lattices, contexts, found, strict=True):
+        drafts = rescorer.rescored(lattices, contexts)
+        for lattice, context, mended in zip(lattices, contexts, drafts, strict=True):
             draft = top_arcs(lattice, 1).tokens[:, 0].tolist()
             said = np.stack(
                 [
@@ -333,9 +333,9 @@ def test_order_of_equally_good_arcs_changes_nothing(kind: type[CausalRescorer]) 
     tokens = np.array([[3, 9, 5], [8, 4, 6], [2, 7, 11]])
     one, other = (SausageLattice(rows, np.full((3, 3), -1.0)) for rows in (tokens, tokens[:, ::-1]))
     rescorer = kind(LLAMA, 0.9)
-    found = [rescore(lattice, rescorer, p=6, context=[3, 4]) for lattice in (one, other)]
-    assert found[0].tokens.tolist() == found[1].tokens.tolist()
-    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-4)
+    drafts = [rescore(lattice, rescorer, p=6, context=[3, 4]) for lattice in (one, other)]
+    assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+    np.testing.assert_allclose(drafts[0].scores, drafts[1].scores, atol=1e-4)
 
 
 def drafters(model: Any, rescoring: PreTrainedModel) -> dict[str, Any]:
@@ -388,10 +388,10 @@ def test_long_context_is_cut_to_the_last_tokens_that_fit() -> None:
         lattice = random_lattice(rng, 4, 3)
         kept = text[:length][first_kept(length, POSITIONS - 4) :]
         assert (POSITIONS - 4) / 2 < len(kept) <= POSITIONS - 4
-        found = rescore(lattice, rescorer, p=1, context=text[:length])
-        assert found.tokens.tolist() == [greedy_path(model, lattice, 1.0, kept)]
+        drafts = rescore(lattice, rescorer, p=1, context=text[:length])
+        assert drafts.tokens.tolist() == [greedy_path(model, lattice, 1.0, kept)]
         np.testing.assert_allclose(
-            found.scores, rescore(lattice, recomputing, p=1, context=text[:length]).scores, atol=1e-4
+            drafts.scores, rescore(lattice, recomputing, p=1, context=text[:length]).scores, atol=1e-4
         )
     with pytest.raises(ValueError, match=f"more than {POSITIONS} positions"):
         rescore(random_lattice(rng, POSITIONS, 2), rescorer, p=1, context=[1])
@@ -419,9 +419,9 @@ def test_saved_rescorer_comes_back_with_its_weight_and_serves_by_its_path(tmp_pa
     lattice, context = random_lattice(np.random.default_rng(12), 4, 4), [1, 2, 3]
     expected = rescore(lattice, rescorer, p=6, alpha=0.4, context=context)
     for lm in (again, tmp_path / "rescorer", str(tmp_path / "rescorer")):
-        found = rescore(lattice, lm, p=6, context=context)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+        drafts = rescore(lattice, lm, p=6, context=context)
+        assert drafts.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-6)
     other = rescore(lattice, again, p=6, alpha=2.0, context=context)
     assert other.scores.tolist() != expected.scores.tolist()
 

@@ -57,10 +57,10 @@ def test_drafts_are_the_best_of_all_paths(
     drafts = rescore(lattice, lm, p=p, alpha=alpha, context=context)
     assert len(drafts) == min(p, num_paths(lattice))
     score_of = {path: score for score, path in everything}
-    found = [tuple(path) for path in drafts.tokens.tolist()]
-    assert len(set(found)) == len(found)
+    paths = [tuple(path) for path in drafts.tokens.tolist()]
+    assert len(set(paths)) == len(paths)
     np.testing.assert_allclose(drafts.scores, [score for score, _ in everything[: len(drafts)]], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(drafts.scores, [score_of[path] for path in found], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(drafts.scores, [score_of[path] for path in paths], rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -84,9 +84,9 @@ def test_tree_is_the_most_probable_set_of_prefixes(
     best = sorted(weights.values(), reverse=True)[:nodes]
     assert tree.log_probs is not None
     np.testing.assert_allclose(tree.log_probs, best, rtol=1e-9, atol=1e-9)
-    found = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
-    assert len(set(found)) == len(found)
-    np.testing.assert_allclose(tree.log_probs, [weights[prefix] for prefix in found], rtol=1e-9, atol=1e-9)
+    prefixes = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
+    assert len(set(prefixes)) == len(prefixes)
+    np.testing.assert_allclose(tree.log_probs, [weights[prefix] for prefix in prefixes], rtol=1e-9, atol=1e-9)
 
 
 def test_alpha_zero_and_no_model_rank_by_the_lattice_alone() -> None:

@@ -57,9 +57,9 @@ def test_a_sausages_automaton_is_rescored_as_the_sausage() -> None:
     for transitions in (None, rng.normal(0, 1, (4, 4, 4))):
         sausage = SausageLattice(tokens, rng.normal(-2, 1, (5, 4)), transitions)
         expected = rescore(sausage, lm, p=9)
-        found = rescore(sausage.to_fst(), lm.to_fst(), p=9)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
+        drafts = rescore(sausage.to_fst(), lm.to_fst(), p=9)
+        assert drafts.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-4)
         assert isinstance(sausage.to_fst(), pynini.Fst)
         again = rescore(SausageLattice.from_fst(sausage.to_fst()), lm, p=9)
         assert again.tokens.tolist() == expected.tokens.tolist()
@@ -70,9 +70,9 @@ def test_scorers_of_whole_texts_rank_all_sequences_of_a_small_lattice() -> None:
     lm, lattice = trigram(18), random_lattice(1, states=6)
     assert len({tokens for tokens, _, _ in all_paths(lattice)}) <= 256
     expected = rescore(lattice, lm, p=10, alpha=0.6, context=[3])
-    found = rescore(lattice, Opaque(lm, 0.6), p=10, context=[3])
-    assert found.tokens.tolist() == expected.tokens.tolist()
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    drafts = rescore(lattice, Opaque(lm, 0.6), p=10, context=[3])
+    assert drafts.tokens.tolist() == expected.tokens.tolist()
+    np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-5)
     with pytest.raises(ValueError, match="an n-gram or KenLM model for the posteriors of a word lattice, got Opaque"):
         arc_posteriors(lattice, Opaque(lm, 0.6))
 
@@ -84,8 +84,8 @@ def test_kenlm_ranks_as_the_same_n_gram_model_and_has_its_posteriors(lattice: fs
     model = kenlm.Model(str(tmp_path / "lm.arpa"))
     for each in (lattice, larger):
         expected = rescore(each, lm, p=20, alpha=0.7, context=[3, 5])
-        found = rescore(each.to_fst(), model, p=20, alpha=0.7, context=[3, 5])
-        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-3)
+        drafts = rescore(each.to_fst(), model, p=20, alpha=0.7, context=[3, 5])
+        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-3)
         posteriors = arc_posteriors(each, model, 0.7, [3, 5])
         np.testing.assert_allclose(np.exp(posteriors), np.exp(each.arc_posteriors(lm, 0.7, [3, 5])), atol=1e-4)
 

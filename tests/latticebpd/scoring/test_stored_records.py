@@ -32,30 +32,30 @@ ODD: list[Any] = [
 
 
 def use_calibration(folder: Path) -> None:
-    found = stored_calibration(folder / "lm.fst")
-    assert found is not None
-    assert type(found.k) is int
-    assert found.k >= 1
-    assert found.slots is None or type(found.slots) is int
-    assert all(type(nats) is float and nats >= 0 for nats in found.nats)
-    assert all(type(number) is int and 0 <= number < 2**63 for number in (*found.examples, found.seed))
-    assert type(found.lattices) is str
-    json.dumps(asdict(found), allow_nan=False)
+    calibration = stored_calibration(folder / "lm.fst")
+    assert calibration is not None
+    assert type(calibration.k) is int
+    assert calibration.k >= 1
+    assert calibration.slots is None or type(calibration.slots) is int
+    assert all(type(nats) is float and nats >= 0 for nats in calibration.nats)
+    assert all(type(number) is int and 0 <= number < 2**63 for number in (*calibration.examples, calibration.seed))
+    assert type(calibration.lattices) is str
+    json.dumps(asdict(calibration), allow_nan=False)
 
 
-def use_tunings(found: tuple[Tuning, ...]) -> None:
-    assert type(weight_for(found, "64-tree")) is type(weight_for(found, "4-best")) is float
-    for each in found:
+def use_tunings(tunings: tuple[Tuning, ...]) -> None:
+    assert type(weight_for(tunings, "64-tree")) is type(weight_for(tunings, "4-best")) is float
+    for each in tunings:
         assert edge(each.alphas, each.block_efficiency) in (-1, 0, 1)
         assert all(type(number) is int and 0 <= number < 2**63 for number in (*each.examples, each.seed))
         json.dumps(asdict(each), allow_nan=False)
 
 
 def use_settings(folder: Path) -> None:
-    found = RescorerSettings.load(folder)
-    assert type(found.alpha) is float
-    if found.tunings:
-        use_tunings(found.tunings)
+    settings = RescorerSettings.load(folder)
+    assert type(settings.alpha) is float
+    if settings.tunings:
+        use_tunings(settings.tunings)
 
 
 KINDS: dict[str, tuple[str, Any, Callable[[Path], None]]] = {

@@ -49,9 +49,9 @@ def test_sixteen_streams_at_a_time_have_the_texts_of_each_alone(served: Served) 
             )
 
     before = served.count("passes_total"), served.count("calls_total")
-    found = asyncio.run(all_of_them())
+    texts = asyncio.run(all_of_them())
     loaded = served.service.loaded
-    assert found == [alone(loaded, prompt, *each) for prompt, each in zip(PROMPTS, settings, strict=True)]
+    assert texts == [alone(loaded, prompt, *each) for prompt, each in zip(PROMPTS, settings, strict=True)]
     passes, calls = served.count("passes_total") - before[0], served.count("calls_total") - before[1]
     assert passes < calls / 3  # which rows share
 

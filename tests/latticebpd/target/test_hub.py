@@ -35,10 +35,10 @@ class Hub(BaseHTTPRequestHandler):
         self.asked.append(self.path)
         file = self.folder / Path(self.path).name
         there, listing = "/some/model/" in self.path, self.path.startswith("/api/models/some/model/tree/")
-        found = listing or (there and file.is_file())
-        body = b"[]" if listing else file.read_bytes() if found else b""
-        self.send_response(200 if found else 404)
-        if not found:
+        exists = listing or (there and file.is_file())
+        body = b"[]" if listing else file.read_bytes() if exists else b""
+        self.send_response(200 if exists else 404)
+        if not exists:
             self.send_header("X-Error-Code", "EntryNotFound" if there else "RepoNotFound")
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')

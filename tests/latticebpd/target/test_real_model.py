@@ -60,10 +60,10 @@ def test_conversations_are_written_as_the_model_has_seen_them(chat: ChatTemplate
 
 def test_a_second_turn_is_answered_as_greedily_as_the_first(smollm2: BlockwiseLM, chat: ChatTemplate) -> None:
     question = Question(1, "writing", ["Name one colour of the rainbow.", "Name another one."])
-    found = run([question], smollm2, chat, forward_func, 16, drafter=PromptNgramDrafter())
-    assert found.differing == 0
-    assert len(found.answers[0].turns) == 2
-    assert all(found.answers[0].turns)
+    output = run([question], smollm2, chat, forward_func, 16, drafter=PromptNgramDrafter())
+    assert output.differing == 0
+    assert len(output.answers[0].turns) == 2
+    assert all(output.answers[0].turns)
 
 
 def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:

@@ -364,8 +364,8 @@ def test_hooks_and_forwards_of_later_are_seen(family: str, change: Callable[[Any
     for _ in range(2):
         reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=16)
         drafter = GoldDrafter(reference[:, start:].tolist(), 3)
-        found = generate(model, [4, 5, 6], drafter, max_new_tokens=16)
-        assert found.sequences.tolist() == reference.tolist()
+        output = generate(model, [4, 5, 6], drafter, max_new_tokens=16)
+        assert output.sequences.tolist() == reference.tolist()
         texts.append(reference.tolist())
         change(model)
     assert texts[0] != texts[1]

@@ -137,12 +137,12 @@ def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copi
     base, inputs = ending(weights), uneven(23)
     options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
     distill(base, inputs, tmp_path, options, drafter=PromptNgramDrafter() if copies else None)
-    found = [tokens[length:] for tokens, length in load_distilled(tmp_path).items()]
+    texts = [tokens[length:] for tokens, length in load_distilled(tmp_path).items()]
     expected = []
     for number, length in enumerate(inputs.prompt_lengths.tolist()):
         out = generate(base, inputs[number][:length].tolist(), NoDrafter(), max_new_tokens=40, trace=True)
         expected.append([token for block in out.blocks() for token in block])
-    assert found == expected
+    assert texts == expected
     assert len({*map(len, expected)}) > 5
     assert json.loads((tmp_path / "distill.json").read_text()).get("weights") == {"int8": "int8"}.get(weights)
 
@@ -206,9 +206,9 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
     distill(base, uneven(), tmp_path, options, states=StateOptions(), drafter=drafter)
     assert len(passes) == (3 if copies else 0)
     text = load_distilled(tmp_path)
-    found, expected = load_states(tmp_path, text), read(BaseModel.of(base), text, StateOptions())["last"].half()
-    assert found is not None
-    assert torch.equal(torch.cat([found.of_text(index) for index in range(len(text))]), expected)
+    states, expected = load_states(tmp_path, text), read(BaseModel.of(base), text, StateOptions())["last"].half()
+    assert states is not None
+    assert torch.equal(torch.cat([states.of_text(index) for index in range(len(text))]), expected)
 
 
 def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
@@ -224,14 +224,16 @@ def test_hidden_states_are_kept_as_text_is_written_or_added_afterwards(family: s
     distill(base, uneven(), tmp_path / "later", OPTIONS, part=(0, 2))
     for _ in range(2):
         distill(base, uneven(), tmp_path / "later", OPTIONS, states=StateOptions([1]))
-    found = []
+    states_by_way = []
     for name in ("at-once", "later"):
         text = load_distilled(tmp_path / name)
         states = load_states(tmp_path / name, text)
         assert states is not None
-        found.append([states.of_text(index, layer) for index in range(len(text)) for layer in ("last", "layer-1")])
-        assert sum(map(len, found[-1])) == 2 * text.num_labels
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        states_by_way.append(
+            [states.of_text(index, layer) for index in range(len(text)) for layer in ("last", "layer-1")]
+        )
+        assert sum(map(len, states_by_way[-1])) == 2 * text.num_labels
+    assert all(torch.equal(one, other) for one, other in zip(*states_by_way, strict=True))
 
 
 def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path) -> None:

@@ -220,9 +220,9 @@ def test_pairs_are_those_of_the_translators(tmp_path: Path) -> None:
     write_encoded(
         encode_files([path], bpe, Encoding(end_of_text_id(bpe), Template("{en}", ("de",)))), tmp_path / "out.npz"
     )
-    found, expected = load_texts(tmp_path / "out.npz", 0), encode_pairs(pairs, bpe)
+    texts, expected = load_texts(tmp_path / "out.npz", 0), encode_pairs(pairs, bpe)
     for name in ("tokens", "starts", "prompt_lengths"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_array_equal(getattr(texts, name), getattr(expected, name))
 
 
 def test_prompts_carry_the_tokenizers_special_tokens_and_answers_do_not(tmp_path: Path, bpe: Tokenizer) -> None:
@@ -353,9 +353,9 @@ def test_conversations_end_with_the_last_answer_in_the_chat_template(
     assert "2 bad records left out" in err
     assert f"{path}:3: expected messages that end with the assistant's (the answer), or --prompts-only" in err
     sequences = load_texts(tmp_path / "out.npz", 0)
-    found = [(chat.decode(text[:length]), chat.decode(text[length:])) for text, length in sequences.items()]
+    dialogues = [(chat.decode(text[:length]), chat.decode(text[length:])) for text, length in sequences.items()]
     second = f"{OPENING}{FIRST}Hello</s>\n<s>user\nBye</s>\n<s>assistant\n"
-    assert found == [
+    assert dialogues == [
         (OPENING + FIRST, "Hello</s>"), (second, "So long</s>"), (f"<s>system\nShout.</s>\n{FIRST}", "Hello</s>"),
     ]  # fmt: skip
     assert sequences[0][0] == chat.convert_tokens_to_ids("<s>")  # the template's own, and no other

@@ -53,15 +53,15 @@ def texts(count: int = 11, seed: int = 0) -> Texts:
 def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
     data.save(path)
     add_states(base, data, states_directory(path), StateOptions(**{"shard_texts": 4, "batch_tokens": 40, **more}))
-    found = load_states(path, data)
-    assert found is not None
-    return found
+    states = load_states(path, data)
+    assert states is not None
+    return states
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "opt", "bloom", "t5", "marian", "bart"])
 def test_states_are_those_that_each_written_token_was_chosen_from(family: str, tmp_path: Path) -> None:
     base, data = tiny(family, seed=3, eos=7), texts()
-    found = kept(base, tmp_path / "t.npz", data, layers=[1, 2])
+    stored = kept(base, tmp_path / "t.npz", data, layers=[1, 2])
     stock = BaseModel.of(base)
     for index, (text, prompt) in enumerate(data.items()):
         with torch.no_grad():
@@ -73,7 +73,7 @@ def test_states_are_those_that_each_written_token_was_chosen_from(family: str, t
             else:
                 layers, begin = base(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states, prompt - 1
         for name, expected in (("last", layers[-1]), ("layer-1", layers[1]), ("layer-2", layers[2])):
-            states = found.of_text(index, name)
+            states = stored.of_text(index, name)
             assert states.dtype == torch.float16
             torch.testing.assert_close(states.float(), expected[0, begin:], atol=2e-2, rtol=2e-3)
 
@@ -108,11 +108,11 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
         rows.append(generate(base, prompt, watching[-1], max_new_tokens=30).sequences[0].numpy())
     data = Texts.of_rows(rows, list(map(len, prompts)))
     texts = unprompted(data) if whole else data
-    found = states_of(BaseModel.of(base), texts, StateOptions([1, 2]))
+    states = states_of(BaseModel.of(base), texts, StateOptions([1, 2]))
     begin = 0
     for row, prompt, seen in zip(rows, texts.prompt_lengths.tolist(), watching, strict=True):
         count = len(row) - prompt
-        last, one, two = (found[name][begin : begin + count] for name in ("last", "layer-1", "layer-2"))
+        last, one, two = (states[name][begin : begin + count] for name in ("last", "layer-1", "layer-2"))
         begin += count
         assert len(seen.last) > 5
         for position, state in seen.last.items():
@@ -121,9 +121,9 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
         known = seen.layers[prompt - 1 :]
         assert torch.equal(torch.cat([one, two], dim=1)[: len(known)], known)
         assert torch.equal(two, last)  # of the last layer, normalised
-    assert begin == len(found["last"])
+    assert begin == len(states["last"])
     stored = kept(base, tmp_path / "t.npz", data, whole=whole)
-    assert torch.equal(torch.cat([stored.of_text(index, whole=True) for index in range(3)]), found["last"].half())
+    assert torch.equal(torch.cat([stored.of_text(index, whole=True) for index in range(3)]), states["last"].half())
     recorded = json.loads((tmp_path / "t.hidden" / "hidden.json").read_text()).get("weights")
     assert recorded == {"int8": "int8"}.get(weights)
 

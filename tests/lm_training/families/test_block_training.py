@@ -64,11 +64,11 @@ def texts(count: int = 11, seed: int = 0) -> Texts:
     )
 
 
-def with_states(directory: Path, target: LlamaForCausalLM, found: Texts, layers: list[int]) -> HeadData:
+def with_states(directory: Path, target: LlamaForCausalLM, texts: Texts, layers: list[int]) -> HeadData:
     directory.mkdir(parents=True, exist_ok=True)
-    found.save(directory / "t.npz")
-    add_states(target, found, states_directory(directory / "t.npz"), StateOptions(layers, whole=True, shard_texts=4))
-    return HeadData(found, load_states(directory / "t.npz", found))
+    texts.save(directory / "t.npz")
+    add_states(target, texts, states_directory(directory / "t.npz"), StateOptions(layers, whole=True, shard_texts=4))
+    return HeadData(texts, load_states(directory / "t.npz", texts))
 
 
 def drafter(target: LlamaForCausalLM, tokens: list[int] | None = None, **parts: object) -> BlockDrafter:
@@ -231,7 +231,7 @@ def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
             torch.nn.init.normal_(parameter, std=0.4)
     options = replace(QUICK, validation_sequences=len(data.texts))
     objective = BlockObjective(network, target, data, data, options)
-    found, rng, blocks, committed = objective.validate(), np.random.default_rng(0), 0, 0
+    validated, rng, blocks, committed = objective.validate(), np.random.default_rng(0), 0, 0
     source = BlockLattices(network.eval(), target, 4)
     for index in range(len(data.texts)):
         text = data.texts[index].tolist()
@@ -242,7 +242,7 @@ def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
             chain = greedy_chain(lattice.tokens, lattice.log_probs, lattice.transitions).tolist()
             right = [a == b for a, b in zip(chain, text[anchor + 1 :], strict=False)]
             blocks, committed = blocks + 1, committed + (right.index(False) if False in right else len(right))
-    assert found["chain_block_efficiency"] == pytest.approx(1 + committed / blocks, abs=1e-4)
+    assert validated["chain_block_efficiency"] == pytest.approx(1 + committed / blocks, abs=1e-4)
 
 
 @dataclass(frozen=True)
@@ -284,8 +284,8 @@ def test_parts_of_a_batch_are_the_batch(data: HeadData, kind: str | None) -> Non
 
 
 def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> None:
-    target, found = periodic(num_layers=2)
-    data = with_states(tmp_path, target, found, [1, 2])
+    target, drafter = periodic(num_layers=2)
+    data = with_states(tmp_path, target, drafter, [1, 2])
     torch.manual_seed(0)
     network = BlockDrafter(config_for(target, 2, 4, 7, target_layer_ids=(0, 1), sample_from_anchor=True))
     options = replace(

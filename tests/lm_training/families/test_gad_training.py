@@ -129,7 +129,7 @@ def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anch
 
 def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
     """Row, prefix as the masks see it, and labels of every window."""
-    found, columns = [], batch.columns
+    windows, columns = [], batch.columns
     times = len(columns.tokens) // len(batch.sources)  # a bidirectional drafter's windows are rows of their own
     anchored = bool((columns.slots[:, 0] < columns.new).all())
     slots = batch.labels.shape[2] - anchored
@@ -145,8 +145,8 @@ def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
             prefix = columns.tokens[row, : columns.new][seen[: columns.new]].tolist()
             if anchored:
                 assert columns.slots[row, window * len(labels)] == len(prefix) - 1
-            found.append((row // times, prefix, labels))
-    return found
+            windows.append((row // times, prefix, labels))
+    return windows
 
 
 @pytest.mark.parametrize(("anchored", "bidirectional"), [(False, False), (True, False), (False, True), (True, True)])
@@ -231,9 +231,9 @@ def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(
                 losses.append(-float(log_probs[position, label]))
                 right.append(int(log_probs[position].argmax()) == label)
                 weights.append(decay**position)
-    found = trained(batch)
-    assert float(found["loss"].detach()) == pytest.approx(float(np.average(losses, weights=weights)), rel=1e-4)
-    assert float(found["accuracy"]) == pytest.approx(float(np.average(right, weights=weights)), rel=1e-4)
+    loss = trained(batch)
+    assert float(loss["loss"].detach()) == pytest.approx(float(np.average(losses, weights=weights)), rel=1e-4)
+    assert float(loss["accuracy"]) == pytest.approx(float(np.average(right, weights=weights)), rel=1e-4)
     with pytest.raises(ValueError, match=r"expected slot_decay > 0\.0, got 0"):
         DrafterTraining(slot_decay=0)
 

@@ -67,8 +67,8 @@ def test_loss_is_the_mean_over_the_tokens_behind_prompts() -> None:
     data, trained = random_sequences(8), model()
     objective = RescorerObjective(trained, data, data, replace(QUICK, batch_size=8))
     with torch.no_grad():
-        found = float(objective(objective.batch(0, 0, 1))["loss"])
-        np.testing.assert_allclose(found, mean_loss(trained, data, 8), rtol=1e-5)
+        loss = float(objective(objective.batch(0, 0, 1))["loss"])
+        np.testing.assert_allclose(loss, mean_loss(trained, data, 8), rtol=1e-5)
         np.testing.assert_allclose(objective.validate()["loss"], mean_loss(trained, data, 4), atol=1e-4)
 
 

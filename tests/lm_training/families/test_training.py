@@ -61,9 +61,9 @@ def test_documents_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
         file.write(record)
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write(record.replace("two", "three"))
-    found = list(read_documents(sorted(tmp_path.iterdir())))
-    assert [document.text for document in found] == ["one", "two", "three"]
-    assert (found[1].id, found[1].source) == ("x", "s")
+    documents = list(read_documents(sorted(tmp_path.iterdir())))
+    assert [document.text for document in documents] == ["one", "two", "three"]
+    assert (documents[1].id, documents[1].source) == ("x", "s")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() 
     assert batch.inputs is not None
     width = batch.inputs.shape[1]
     for head, labels in enumerate(batch.labels, 1):
-        found = {
+        targets = {
             (int(p) // width, int(p) % width): int(token)
             for p, token in zip(labels.positions, labels.tokens, strict=True)
         }
@@ -160,7 +160,7 @@ def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() 
             for row in range(4)
             for position in range(data.prompt_lengths[row] - 1, len(data[row]) - head)
         }
-        assert found == wanted
+        assert targets == wanted
         assert float(labels.weights.sum()) == pytest.approx(1.0)
 
 
@@ -231,8 +231,8 @@ def test_position_loss_is_the_base_models_and_the_weighted_mean_of_the_heads() -
     full = objective(ragged(), "position", 4, head_weights=(2.0, 1.0, 1.0))
     base, *heads = losses_by_hand(full.model, ragged())
     with torch.no_grad():
-        found = full(full.data.batch([0, 1, 2, 3], EveryHead(), EVERY, [0]))  # every pair, of which it draws some
-    assert float(found["loss"]) == pytest.approx(base + float(np.average(heads, weights=[2, 1, 1])), rel=1e-5)
+        losses = full(full.data.batch([0, 1, 2, 3], EveryHead(), EVERY, [0]))  # every pair, of which it draws some
+    assert float(losses["loss"]) == pytest.approx(base + float(np.average(heads, weights=[2, 1, 1])), rel=1e-5)
 
 
 @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 0.0)])
@@ -253,12 +253,12 @@ def test_a_model_from_scratch_learns_by_kims_c1_or_any_other_loss(weights: tuple
 
 
 def test_objectives_from_scratch_end_with_different_models_and_are_not_mixed(tmp_path: Path) -> None:
-    found = {}
+    weights = {}
     for name in OBJECTIVES:
         options = replace(OPTIONS, objective=name)
-        found[name] = train_blockwise(corpus(), corpus(200), tmp_path / name, SHAPE, options, 0).heads.down
-    assert not torch.equal(found["joint"], found["position"])
-    assert not torch.equal(found["joint"], found["batch"])
+        weights[name] = train_blockwise(corpus(), corpus(200), tmp_path / name, SHAPE, options, 0).heads.down
+    assert not torch.equal(weights["joint"], weights["position"])
+    assert not torch.equal(weights["joint"], weights["batch"])
     with pytest.raises(ValueError, match="holds a run with objective joint, asked for is position"):
         train_blockwise(corpus(), corpus(200), tmp_path / "joint", SHAPE, OPTIONS, 0)
     with pytest.raises(ValueError, match="expected 3 head weights"):

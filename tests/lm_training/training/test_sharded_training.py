@@ -94,13 +94,13 @@ def test_two_processes_with_dealt_out_weights_learn_what_one_learns(work: Path, 
     for left, right in zip(one, two, strict=True):
         assert left.get("validation", {}).keys() == right.get("validation", {}).keys()
     for file in (HEADS, "model.safetensors"):
-        expected, found = load_file(work / "one" / file), load_file(work / "two" / file)
-        assert expected.keys() == found.keys()
+        expected, weights = load_file(work / "one" / file), load_file(work / "two" / file)
+        assert expected.keys() == weights.keys()
         for name, weight in expected.items():
             if not name.endswith(
                 "k_proj.bias"
             ):  # has no gradient but rounding errors, which AdamW makes as large as any
-                torch.testing.assert_close(found[name], weight, atol=2e-4, rtol=2e-3)
+                torch.testing.assert_close(weights[name], weight, atol=2e-4, rtol=2e-3)
     model = BlockwiseLM.from_pretrained(work / "two")
     prompt = torch.tensor([[3, 4, 5]])
     expected_text = load_base(work / "two").generate(prompt, do_sample=False, max_new_tokens=9)

@@ -27,9 +27,9 @@ def test_gaps_between_living_memory_are_given_back() -> None:
     size, count = 100_000, 2000  # small enough to lie on the heap
 
     def block() -> int:
-        found = libc.malloc(size)
-        ctypes.memset(found, 1, size)
-        return int(found)
+        address = libc.malloc(size)
+        ctypes.memset(address, 1, size)
+        return int(address)
 
     blocks = [block() for _ in range(count)]
     kept = blocks[::20]
