@@ -6,14 +6,18 @@
 
 New heads, feed-forward and conditioned ones, learn from the first 303, 909, 2,727, 8,182 and 16,364 of the model's own
 answers, each part in a random order, and so does a 4-gram model.  Each set is rescored by the 4-gram of its texts and
-by an earlier one of the package, of the first 8,182 and people's text; weights and calibrations are its own
-(`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots count right tokens, and positions.
+by an earlier one of the package, of the first 8,182 and people's text, the last set also by one of all answers, each
+with weights and a calibration of its own (`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots
+count right tokens, and positions.
+
+Block drafters (DFlash's kind) of one to three layers, and causal ones of one and two, learn from the first 2,727
+answers and their prompts, and are rescored in the same way.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,8 +40,18 @@ from latticebpd.target.catalogue import resolved
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
 TOKENS = [1e3 * int(amount[:-1]) for amount in AMOUNTS]
-CONDITIONED, OWN, NODES = " conditioned", ", own 4-gram", (16, 64)
-"""The first ends the names of heads that also read the token that the model has chosen."""
+NODES, CONDITIONED = (16, 64), " conditioned"
+"""The latter ends the names of heads that also read the token that the model has chosen."""
+OWN, ALL = ", own 4-gram", ", 4-gram of 7.0M"
+"""These end the names of systems with a 4-gram of the same text, and of all."""
+HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
+BIDIRECTIONAL = tuple(f"482k bidirectional block, {layers}" for layers in ("1 layer", "2 layers", "3 layers"))
+CAUSAL = ("482k causal block, 1 layer", "482k causal block, 2 layers")
+BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
+COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=False)), **dict(pairwise(BIDIRECTIONAL[::-1]))}
+"""Blocks, and those of the other mask or of one layer less."""
+OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", *BLOCKS)
+"""Drafters that learn from the same texts."""
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
     ("64 tree, 4-gram", "64 tree"), ("16 calibrated, no text", "16 drafter calibrated"),
@@ -71,6 +85,26 @@ def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     return drafters.linked(work / "amounts" / slug(name), train_heads(texts, work / "held-out.npz", more, trained))
 
 
+def block(work: Path, texts: Sequence[Path], name: str) -> Path:
+    """A block drafter, after 240 updates of 12 texts with 32 anchors in each."""
+    home, (_, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
+    data, held, output = home / texts[-1].name, home / "held-out.npz", home / slug(name)
+    stage(data, lambda: Texts.joined([*map(Texts.load, texts)]).save(data))
+    stage(held, lambda: Texts.load(work / held.name).save(held))
+    latticebpd("train hidden", data, held, drafters.STATES)
+    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL}", drafters.TRAINING)
+    more = f"{drafters.BLOCK} --{mask} --num-layers {layers} --batch-size 12 --accumulate 3 --steps 240 -o"
+    latticebpd(*training, more, output)
+    return output
+
+
+def drafter(work: Path, texts: Sequence[Path], name: str) -> tuple[object, ...]:
+    """A trained drafter as options of `latticebpd lattices`."""
+    if name in BLOCKS:
+        return f"--model {MODEL} --drafter-model", block(work, texts, name)
+    return "--model", heads(work, texts, name)
+
+
 def ngram_model(texts: Sequence[Path]) -> Path:
     """The 4-gram of the texts; 4-grams that occur once are left out."""
     corpus, model = texts[-1].with_suffix(".npy"), texts[-1].with_suffix(".fst")
@@ -81,14 +115,16 @@ def ngram_model(texts: Sequence[Path]) -> Path:
 
 
 def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
-    fit, asked = drafters.lattices_of(work, name, "--model", heads(work, texts, name), "-k 64")
-    earlier = drafters.release(work, drafters.FIRST)
-    lm, own = map(fst.NgramModel.load, (earlier / "lm.fst", ngram_model(texts)))
-    rescored = {one for one, _ in PAIRS}
-    systems = {system: each for system, each in drafters.strategies(fit, lm, NODES).items() if system in SYSTEMS}
-    systems |= {
-        f"{system}{OWN}": each for system, each in drafters.strategies(fit, own, NODES).items() if system in rescored
-    }
+    fit, asked = drafters.lattices_of(work, name, *drafter(work, texts, name), "-k 64")
+    models = {"": drafters.release(work, drafters.FIRST) / "lm.fst", OWN: ngram_model(texts)}
+    if name in (own[-1] for own in HEADS.values()):
+        models[ALL] = ngram_model([work / "train.npz"])
+    systems = dict[str, Any]()
+    for end, path in models.items():
+        rescored = {one for one, _ in PAIRS} if end else {*SYSTEMS}
+        calibrations = [kind for kind in drafters.KINDS[4:] if f"{NODES[0]} {kind}" in rescored]
+        fitted = drafters.strategies(fit, fst.NgramModel.load(path), NODES, calibrations)
+        systems |= {f"{system}{end}": each for system, each in fitted.items() if system in rescored}
     rows, answers = list[dict[str, Any]](), [*trees.answers(asked)]
     for number, lattices in enumerate(trees.narrowed(answer.lattices) for answer in answers):
         for system, (slot, k) in SLOTS.items():
@@ -102,7 +138,7 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(args: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(args.work, args.data), list[dict[str, str]]()
     stage(args.work / drafters.QUESTIONS, partial(drafters.questions, args.work, args.data))
-    for name in (f"{amount}{kind}" for kind in ("", CONDITIONED) for amount in AMOUNTS):
+    for name in (*HEADS[""], *HEADS[CONDITIONED], *BLOCKS):
         file, own = args.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
         rows += read_csv(stage(file, partial(replay, args.work, name, own, file)))
     return rows
@@ -126,26 +162,45 @@ def change(ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str
     return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(ones[0])), p=1 if others else 3)
 
 
-def by_amount(counts: drafters.Counts, system: str, kind: str = "") -> list[np.ndarray]:
-    return [counts[f"{amount}{kind}", system] for amount in AMOUNTS]
+def by_drafter(counts: drafters.Counts, names: Sequence[str], system: str) -> list[np.ndarray]:
+    return [counts[name, system] for name in names]
 
 
-def system_lines(counts: drafters.Counts, systems: Sequence[str], kind: str = "") -> list[list[str]]:
-    """Tokens per call, or how often slots are right, with each set of heads; what three times the text add."""
-    rows = [(each, by_amount(counts, each, kind)) for each in systems]
-    return [[name, *(trees.efficiency(each)[0] for each in ones), change(ones)] for name, ones in rows]
+def gains(names: Sequence[str], ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[str]:
+    """Of each drafter's counts over others; what three times the text change, where drafters differ by it."""
+    return [*map(trees.gain, ones, others), *([change(ones, others)] if names in HEADS.values() else [])]
 
 
-def gain_lines(counts: drafters.Counts, kind: str = "") -> list[list[str]]:
-    """What a step gains with each set of heads, and how three times the text change that."""
-    rows = [(f"{one} over {other}", *(by_amount(counts, each, kind) for each in (one, other))) for one, other in GAINS]
-    return [[name, *map(trees.gain, ones, others), change(ones, others)] for name, ones, others in rows]
+def system_lines(counts: drafters.Counts, names: Sequence[str], systems: Iterable[str]) -> list[list[str]]:
+    """Tokens per call, or how often slots are right, with each drafter; what three times the text add."""
+    lines = list[list[str]]()
+    for system in systems:
+        ones = by_drafter(counts, names, system)
+        efficiencies = (trees.efficiency(each)[0] for each in ones)
+        lines.append([system, *efficiencies, *([change(ones)] if names in HEADS.values() else [])])
+    return lines
 
 
-def kind_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
-    """What conditioned heads gain over feed-forward ones, and how three times the text change that."""
-    rows = [(each, by_amount(counts, each, CONDITIONED), by_amount(counts, each)) for each in systems]
-    return [[name, *map(trees.gain, ones, others), change(ones, others)] for name, ones, others in rows]
+def gain_lines(counts: drafters.Counts, names: Sequence[str]) -> list[list[str]]:
+    """What a step gains with each drafter."""
+    pairs = {f"{one} over {other}": (by_drafter(counts, names, each) for each in (one, other)) for one, other in GAINS}
+    return [[name, *gains(names, *pair)] for name, pair in pairs.items()]
+
+
+def drafter_lines(
+    counts: drafters.Counts, names: Sequence[str], others: Sequence[str], systems: Iterable[str]
+) -> list[list[str]]:
+    """What each drafter gains over another."""
+    return [[each, *gains(names, *(by_drafter(counts, own, each) for own in (names, others)))] for each in systems]
+
+
+def text_lines(counts: drafters.Counts) -> list[list[str]]:
+    """What a 4-gram of the heads' text gains, and one of all text, with the last heads of both kinds."""
+    own = [(names[-1], end) for names in HEADS.values() for end in (OWN, ALL)]
+    return [
+        [f"{one} over {other}", *(trees.gain(counts[name, one + end], counts[name, other]) for name, end in own)]
+        for one, other in PAIRS
+    ]
 
 
 @rc_context(STYLE)
@@ -155,9 +210,9 @@ def figure(counts: drafters.Counts) -> Figure:
     panels = [(kind, own) for kind in ("", CONDITIONED) for own in ("", OWN)]
     for (kind, own), axes in zip(panels, drawn.subplots(2, 2, sharex=True, sharey=True).flat, strict=True):
         for number, (one, other) in enumerate((*PAIRS[:3], PAIRS[4])):
-            rows = zip(by_amount(counts, one + own, kind), by_amount(counts, other, kind), strict=True)
-            gains = [100 * np.array(trees.gained(*each)) for each in rows]
-            draw_band(axes, TOKENS, gains, f"{one} over {other}", number)
+            pair = (by_drafter(counts, HEADS[kind], each) for each in (one + own, other))
+            percent = [100 * np.array(trees.gained(*each)) for each in zip(*pair, strict=True)]
+            draw_band(axes, TOKENS, percent, f"{one} over {other}", number)
         title = f"{kind.strip() or 'feed-forward'} heads, " + (own[2:] or "the package's 4-gram")
         axes.set(xscale="log", title=title, ylabel="" if own else "gain, %")
     for axes in drawn.axes[2:]:
@@ -171,12 +226,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the sources that prompts.py names, and of Spec-Bench")
     parser.add_argument("--work", type=Path, help="folder of all results, with more.npz of more_text.py in it")
     counts, head = drafters.counted(common.recorded(parser, measured)), (*AMOUNTS, "three times the text")
-    table("tokens per call", ("system", *head), system_lines(counts, SYSTEMS))
-    table("gains; their change in percentage points", ("pair", *head), gain_lines(counts))
-    table("share of right tokens", ("slot", *head), system_lines(counts, [*SLOTS]))
-    table("conditioned heads", ("system", *head), system_lines(counts, (*SYSTEMS, *SLOTS), CONDITIONED))
-    table("their gain over feed-forward ones", ("system", *head), kind_lines(counts, (*SYSTEMS, *SLOTS)))
-    table("gains with them", ("pair", *head), gain_lines(counts, CONDITIONED))
+    (forward, conditioned), right = HEADS.values(), (*SYSTEMS, *SLOTS)
+    texts = [f"{kind} heads{end}" for kind in ("feed-forward", "conditioned") for end in (OWN, ALL)]
+    table("tokens per call", ("system", *head), system_lines(counts, forward, SYSTEMS))
+    table("gains; their change in percentage points", ("pair", *head), gain_lines(counts, forward))
+    table("gains with more text", ("pair", *texts), text_lines(counts))
+    table("share of right tokens", ("slot", *head), system_lines(counts, forward, SLOTS))
+    table("conditioned heads", ("system", *head), system_lines(counts, conditioned, right))
+    table("their gain over feed-forward ones", ("system", *head), drafter_lines(counts, conditioned, forward, right))
+    table("gains with them", ("pair", *head), gain_lines(counts, conditioned))
+    table("drafters of the same texts", ("system", *OF_ONE_TEXT), system_lines(counts, OF_ONE_TEXT, right))
+    table("gains with them", ("pair", *OF_ONE_TEXT), gain_lines(counts, OF_ONE_TEXT))
+    pairs = [" over ".join(pair) for pair in COMPARED.items()]
+    table("masks, layers", ("system", *pairs), drafter_lines(counts, [*COMPARED], [*COMPARED.values()], right))
     args = parser.parse_args()
     figure(counts).savefig((args.table or args.output).with_suffix(".png"), dpi=150)
 

@@ -70,12 +70,11 @@ STEPS = (60, 240, 600)
 """Updates of the block drafter, each time as a whole run."""
 LAYERS, SLOTS = "2,15,28", 8
 BLOCK = (
-    f"--no-sample-from-anchor --num-layers 3 --layers {LAYERS} --block-size {SLOTS + 1} --num-kv-heads 9 "
-    f"--intermediate-size 768 --shortlist {MODEL} --batch-size 24 --anchors 32 --accumulate 6"
+    f"--no-sample-from-anchor --layers {LAYERS} --block-size {SLOTS + 1} --num-kv-heads 9 --intermediate-size 768 "
+    f"--shortlist {MODEL} --anchors 32"
 )
-TRAINING = (
-    "--precision bfloat16 --warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
-)
+STATES = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
+TRAINING = "--warmup-steps 10 --validation-every 60 --validation-sequences 32 --checkpoint-every 20"
 LEARNED = {
     "bigram": "--steps 250 --learning-rate 5e-3 --bigram-rank 64",
     "selector": "--steps 260 --learning-rate 5e-3 --selector --selector-rank 64",
@@ -125,13 +124,13 @@ def train(work: Path, source: Path) -> None:
     written = Texts.load(own_text(work, source, [work / "more.npz"])[0])
     stage(data, lambda: written.chosen(np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()).save(data))
     stage(held, lambda: Texts.load(work / held.name).save(held))
-    states = f"--model {MODEL} --whole --layers {LAYERS} --shard-texts 64 --batch-tokens 2048"
-    latticebpd("train hidden", data, held, states)
-    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL}", TRAINING)
+    latticebpd("train hidden", data, held, STATES)
+    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL} --precision bfloat16", TRAINING)
     for name, steps in zip(BLOCKS, STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
-            latticebpd(*training, BLOCK, f"--steps {steps} -o", home / "block")
+            more = f"--num-layers 3 --batch-size 24 --accumulate 6 --steps {steps} -o"
+            latticebpd(*training, BLOCK, more, home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():
@@ -195,19 +194,21 @@ class PathNodes:
         return [tree.first(self.num_nodes) for tree in trees]
 
 
-def strategies(fit: Path, lm: fst.NgramModel, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
-    """Every system of a drafter at its own weights; sizes: nodes of trees."""
+def strategies(
+    fit: Path, lm: fst.NgramModel, sizes: Sequence[int] = SIZES, calibrations: Sequence[str] = KINDS[4:]
+) -> dict[str, Any]:
+    """Every system of a drafter at its own weights; sizes: nodes of trees; calibrations: those that are fitted."""
     first = trees.VARIANTS["less both"]  # the features of these pages' first rows
     features = {
         "drafter calibrated": trees.VARIANTS["heads alone"],
         "calibrated, no text": tuple(each for each in first if each in trees.VARIANTS["+ its orders"]),
         "calibrated": first,
     }
-    fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, of)[0] for name, of in features.items()}
+    fitted = {name: calibrate([fit], lm, FITTED, trees.POSITIONS, 0, features[name])[0] for name in calibrations}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
     tuned = ("1-best", "16-best", *(f"{n}-tree" for n in sizes))
     weight = {name: tune([fit], lm, name, examples=FITTED // 2)[0].alpha for name in tuned}
-    nats = np.mean(fitted["calibrated"].nats)
+    nats = np.mean(fitted[calibrations[-1]].nats)
     common.err.print(f"{fit.name}: {nats:.3f} nats a token, weights {weight}", style="dim")
     systems: dict[str, Any] = {"walk": GreedyChain()}
     for paths in (1, 16):

@@ -45,8 +45,8 @@ def shown(value: float, low: float, high: float, places: int = 2) -> str:
 @cache
 def replays(name: str = "trees.csv") -> dict[tuple[str, str], np.ndarray]:
     """``[texts, (tokens, calls, verified)]`` by texts and system."""
-    found = trees.counts_of(read_csv(SMOLLM2 / name), "texts", "system")
-    return {key: np.array([each[text] for text in sorted(each)]) for key, each in found.items()}
+    counts = trees.counts_of(read_csv(SMOLLM2 / name), "texts", "system")
+    return {key: np.array([each[text] for text in sorted(each)]) for key, each in counts.items()}
 
 
 def efficiency(counts: np.ndarray) -> float:
@@ -93,13 +93,13 @@ def tree_tasks() -> Cells:
 
 
 def readme() -> Cells:
-    found = {name: each for (of, name), each in replays().items() if of == "spec-bench"}
+    counts = {name: each for (of, name), each in replays().items() if of == "spec-bench"}
 
     def row(system: str, *pairs: tuple[str, str]) -> list[str | None]:
-        own = found[system]
+        own = counts[system]
         gains = []
         for other, words in pairs:
-            value, low, high = (100 * each for each in pooled(own[:, 0], own[:, 1], found[other].T[:2]))  # type: ignore[arg-type]
+            value, low, high = (100 * each for each in pooled(own[:, 0], own[:, 1], counts[other].T[:2]))  # type: ignore[arg-type]
             gains.append(f"{value:+.1f} % ({low:.1f} to {high:.1f}) {words}")
         verified = f"{own[:, 2].sum() / own[:, 1].sum():.0f}"
         return [None, verified, shown(*pooled(own[:, 0], own[:, 1])), ", ".join(gains)]
@@ -118,7 +118,9 @@ def readme() -> Cells:
     ]
 
 
-FIRST = [name for name in amounts.SLOTS if name.endswith(" 1")]
+FORWARD, CONDITIONED = amounts.HEADS.values()
+COMPARED = [*amounts.COMPARED], [*amounts.COMPARED.values()]
+RIGHT = (*amounts.SYSTEMS, *(name for name in amounts.SLOTS if name.endswith(" 1")))
 """How often the first token of a slot is right."""
 
 
@@ -136,7 +138,7 @@ def drafting_times() -> Cells:
     """Times of answers and of drafting, then of the search."""
     greedy, *lines = drafters.clock_lines(read_csv(SMOLLM2 / "drafters.speed.csv"))
     searched = drafters.search_lines(read_csv(SMOLLM2 / "drafters.search.csv"))
-    joined = [[*line, *found[1:]] for line, found in zip(lines, searched, strict=True)]
+    joined = [[*line, *times[1:]] for line, times in zip(lines, searched, strict=True)]
     return unnamed([[greedy[0], greedy[1], *[""] * 6], *joined])
 
 
@@ -276,9 +278,10 @@ def readme_speeds() -> Cells:
 
 
 def tasks() -> Cells:
-    found = decodes("answers.csv")
+    counts = decodes("answers.csv")
     return [
-        [None, *(f"{speed(found[key], found[key]['task'] == task):.0f}" for task in TASKS)] for key in (PEERS[0], *OWN)
+        [None, *(f"{speed(counts[key], counts[key]['task'] == task):.0f}" for task in TASKS)]
+        for key in (PEERS[0], *OWN)
     ]
 
 
@@ -363,9 +366,9 @@ def speeds(name: str, systems: Sequence[str]) -> Cells:
 
 
 def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
-    found = superresolution.measures(read_csv(STUDY / "superresolution.csv"))
+    measured = superresolution.measures(read_csv(STUDY / "superresolution.csv"))
     columns = [(base, rule) for base in ("frozen", "fine-tuned") for rule in ("exact", "distance 1", "distance 2")]
-    return [[None, *(spread(found[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
+    return [[None, *(spread(measured[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
 
 
 def recipe(table: Callable[[kim_tables.Counts], str], counts: kim_tables.Counts | None = None) -> Cells:
@@ -414,12 +417,16 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/smollm2/amounts.md": [
-        lambda: amounts.system_lines(drafted("amounts.csv"), amounts.SYSTEMS),
-        lambda: amounts.gain_lines(drafted("amounts.csv")),
-        lambda: amounts.system_lines(drafted("amounts.csv"), [*amounts.SLOTS]),
-        lambda: amounts.system_lines(drafted("amounts.csv"), (*amounts.SYSTEMS, *FIRST), amounts.CONDITIONED),
-        lambda: amounts.kind_lines(drafted("amounts.csv"), (*amounts.SYSTEMS, *FIRST)),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.CONDITIONED),
+        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SYSTEMS),
+        lambda: amounts.gain_lines(drafted("amounts.csv"), FORWARD),
+        lambda: amounts.text_lines(drafted("amounts.csv")),
+        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SLOTS),
+        lambda: amounts.system_lines(drafted("amounts.csv"), CONDITIONED, RIGHT),
+        lambda: amounts.drafter_lines(drafted("amounts.csv"), CONDITIONED, FORWARD, RIGHT),
+        lambda: amounts.gain_lines(drafted("amounts.csv"), CONDITIONED),
+        lambda: amounts.system_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT, RIGHT),
+        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
+        lambda: amounts.drafter_lines(drafted("amounts.csv"), *COMPARED, RIGHT),
     ],
     "benchmarks/smollm2/drafters.md": [
         lambda: unnamed(drafters.path_lines(drafted(), drafters.LADDER)),
@@ -499,17 +506,17 @@ def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Ca
 
 
 def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
-    counts, found = replays(), set()
+    counts, gains = replays(), set()
     for of in ("spec-bench", "held-out"):
         for one, two in trees.PAIRS:
             own, other = counts[of, one], counts[of, two]
             ends = pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1]))
-            found.add(tuple(f"{100 * each:.1f}" for each in ends))
+            gains.add(tuple(f"{100 * each:.1f}" for each in ends))
     page = (ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8")
     words = " ".join(page[: page.index("## How many arcs and slots?")].split())
     quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
     assert len(quoted) >= 9
-    assert set(quoted) <= found
+    assert set(quoted) <= gains
 
 
 @pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 4), ("learned_lattices", 6)])
@@ -517,22 +524,25 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     every = (*drafters.LADDER, *drafters.LATTICES)
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     own = drafted("amounts.csv")
-    lines += [*drafters.learned_lines(drafted()), *amounts.gain_lines(own), *amounts.kind_lines(own, amounts.SYSTEMS)]
-    lines += amounts.gain_lines(own, amounts.CONDITIONED)
-    found = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
+    lines += [*drafters.learned_lines(drafted()), *amounts.text_lines(own)]
+    for names in (FORWARD, CONDITIONED, amounts.OF_ONE_TEXT):
+        lines += amounts.gain_lines(own, names)
+    for names, others in ((CONDITIONED, FORWARD), COMPARED):
+        lines += amounts.drafter_lines(own, names, others, (*amounts.SYSTEMS, *amounts.SLOTS))
+    gains = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
     assert len(quoted) >= least
-    assert quoted <= found
+    assert quoted <= gains
 
 
 @pytest.mark.slow
 def test_the_demo_counts_what_its_rows_have() -> None:
     command = [sys.executable, "-m", "latticebpd", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    found = {system["name"]: system for system in json.loads(done.stdout)["systems"]}
+    systems = {system["name"]: system for system in json.loads(done.stdout)["systems"]}
     for row in read_csv(DEMO):
-        own = found[row["system"]]
+        own = systems[row["system"]]
         assert own["tokens"] == int(row["tokens"])
         # Heads run on PyTorch, whose last bits another processor rounds otherwise; texts do not depend on them
         assert own["calls"] == pytest.approx(int(row["calls"]), abs=3)

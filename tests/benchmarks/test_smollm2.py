@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,9 +138,9 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
     shared = "the river 7 runs slowly PAST old, mills"
     assert any("river 7 runs slowly past old mills and quiet" in text for text in texts(every))
     (sources / "qa/xquad-en-test.jsonl").write_text(json.dumps({"id": 1, "context": shared}) + "\n")
-    found = texts(written())
-    assert not any("river 7 runs slowly past old mills and quiet" in text for text in found)
-    assert any("river 8 runs slowly past old mills and quiet" in text for text in found)
+    chosen = texts(written())
+    assert not any("river 7 runs slowly past old mills and quiet" in text for text in chosen)
+    assert any("river 8 runs slowly past old mills and quiet" in text for text in chosen)
 
 
 def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -> None:
@@ -332,24 +333,38 @@ def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest
     monkeypatch.setattr(trees, "LatticeDrafter", lambda *_: NoDrafter())
     monkeypatch.setattr(trees, "SavedTopK", lambda _: None)
     answer = Answer([1, 2], 1, None)  # type: ignore[arg-type]
-    found = trees.best_constants([answer], bundled.LM)
-    assert found == {"sure": 0.8, "keep": 0.9, "longer": 1.5, "novelty": 12.0, "max_ngram": 12}
+    constants = trees.best_constants([answer], bundled.LM)
+    assert constants == {"sure": 0.8, "keep": 0.9, "longer": 1.5, "novelty": 12.0, "max_ngram": 12}
     copies, mixture = PromptNgramDrafter(), MixtureDrafter(NoDrafter(), NoDrafter())
-    assert found == {"sure": mixture.sure, **{name: getattr(copies, name) for name in found if name != "sure"}}
+    assert constants == {"sure": mixture.sure, **{name: getattr(copies, name) for name in constants if name != "sure"}}
 
 
 def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> None:
     """Two texts; tokens per call rise by 0.1 for three times the text, the other system's do not."""
     calls = np.array([100, 300])
-    threefold = np.log(np.array(amounts.TOKENS) / amounts.TOKENS[0]) / np.log(
-        3
-    )  # the last amount is twice the one before
+    threefold = np.log(np.array(amounts.TOKENS) / amounts.TOKENS[0]) / np.log(3)  # the last is a doubling
     tree, walk = (
         [np.stack([(1.2 + step * times) * calls, calls, 0 * calls], axis=1) for times in threefold.tolist()]
         for step in (0.1, 0.0)
     )
     assert amounts.change(tree) == "+0.100 (+0.100 to +0.100)"
     assert amounts.change(tree, walk) == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
+
+
+def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, row in (("first", [5, 6]), ("second", [7, 8]), ("held-out", [9, 9])):
+        Texts.of_rows([row], [1]).save(tmp_path / f"{name}.npz")
+    commands = list[str]()
+    monkeypatch.setattr(amounts, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
+    files = [tmp_path / "first.npz", tmp_path / "second.npz"]
+    trained = [amounts.block(tmp_path, files, name) for name in amounts.BLOCKS]
+    assert len({*trained}) == 5
+    assert [[row for row, _ in Texts.load(trained[0].parent / "second.npz").items()]] == [[[5, 6], [7, 8]]]
+    of_training = [each for each in commands if each.startswith("train block-drafter")]
+    shapes = [re.findall(r"--(bidirectional|causal) --num-layers (\d)", each) for each in of_training]
+    assert shapes == [[("bidirectional", layers)] for layers in "123"] + [[("causal", layers)] for layers in "12"]
+    for command, output in zip(of_training, trained, strict=True):
+        assert command.endswith(f"-o {output}")
 
 
 def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
