@@ -48,7 +48,7 @@ HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", C
 BIDIRECTIONAL = tuple(f"482k bidirectional block, {layers}" for layers in ("1 layer", "2 layers", "3 layers"))
 CAUSAL = ("482k causal block, 1 layer", "482k causal block, 2 layers")
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
-COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=False)), **dict(pairwise(BIDIRECTIONAL[::-1]))}
+COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=False)), **{two: one for one, two in pairwise(BIDIRECTIONAL)}}
 """Blocks, and those of the other mask or of one layer less."""
 OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", *BLOCKS)
 """Drafters that learn from the same texts."""
@@ -166,19 +166,20 @@ def by_drafter(counts: drafters.Counts, names: Sequence[str], system: str) -> li
     return [counts[name, system] for name in names]
 
 
-def gains(names: Sequence[str], ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[str]:
-    """Of each drafter's counts over others; what three times the text change, where drafters differ by it."""
-    return [*map(trees.gain, ones, others), *([change(ones, others)] if names in HEADS.values() else [])]
+def trend(names: Sequence[str], *counts: Sequence[np.ndarray]) -> list[str]:
+    """What three times the text change, where drafters differ by it."""
+    return [change(*counts)] if names in HEADS.values() else []
 
 
 def system_lines(counts: drafters.Counts, names: Sequence[str], systems: Iterable[str]) -> list[list[str]]:
-    """Tokens per call, or how often slots are right, with each drafter; what three times the text add."""
-    lines = list[list[str]]()
-    for system in systems:
-        ones = by_drafter(counts, names, system)
-        efficiencies = (trees.efficiency(each)[0] for each in ones)
-        lines.append([system, *efficiencies, *([change(ones)] if names in HEADS.values() else [])])
-    return lines
+    """Tokens per call, or how often slots are right, with each drafter."""
+    rows = [(system, by_drafter(counts, names, system)) for system in systems]
+    return [[system, *(trees.efficiency(each)[0] for each in ones), *trend(names, ones)] for system, ones in rows]
+
+
+def gains(names: Sequence[str], ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[str]:
+    """Of each drafter's counts over others."""
+    return [*map(trees.gain, ones, others), *trend(names, ones, others)]
 
 
 def gain_lines(counts: drafters.Counts, names: Sequence[str]) -> list[list[str]]:
