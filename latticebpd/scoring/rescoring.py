@@ -97,7 +97,7 @@ def _load(lm: LanguageModel) -> Tuned:
     if isinstance(lm, Tuned):
         return lm
     if isinstance(lm, str | os.PathLike):
-        path = Path(lm).resolve()
+        path = Path(lm).absolute()  # not of a link's target: a hub's cache links each file to one elsewhere
         files = (path, path / RESCORER_CONFIG if path.is_dir() else alpha_path(path), calibration_path(path))
         return _read(path, tuple(file.stat().st_mtime_ns if file.exists() else None for file in files))
     if isinstance(lm, NgramScorer):  # the usual case: checking the protocol is slow

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from fst import FEATURES
 from latticebpd.drafters import bundled
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
-from latticebpd.scoring.weights import RESCORER_CONFIG, RescorerSettings, Tuning, alpha_path, edge, weight_for
+from latticebpd.scoring.rescoring import set_aside_by
+from latticebpd.scoring.weights import (
+    RESCORER_CONFIG,
+    RescorerSettings,
+    Tuning,
+    alpha_path,
+    edge,
+    store_tunings,
+    weight_for,
+)
 from tests.helpers.commands import Run
 from tests.helpers.drafters import WEIGHTS
 
@@ -122,3 +131,16 @@ def test_commands_refuse_an_odd_calibration(run: Run, tmp_path: Path, k: Any) ->
     status, out, err = run("generate", "x", "--lm", tmp_path / "lm.fst")
     assert (status, out, len(err.splitlines())) == (2, "", 1), err
     assert "lm.fst.calibration.json: expected a calibration, got expected k" in err
+
+
+def test_records_next_to_a_link_belong_to_it(tmp_path: Path) -> None:
+    """A hub's cache has a model's files in one folder, as links to files elsewhere that have other names."""
+    blob, model = tmp_path / "blobs" / "0", tmp_path / "snapshot" / "lm.fst"
+    for each in (blob, model):
+        each.parent.mkdir()
+    shutil.copyfile(bundled.LM, blob)
+    model.symlink_to(blob)
+    store_tunings(model, [TUNING])
+    calibration_path(model).write_text(json.dumps(CALIBRATION), encoding="utf-8")
+    assert set_aside_by(model) == (TUNING, stored_calibration(model))
+    assert set_aside_by(blob) == ()
