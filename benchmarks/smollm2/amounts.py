@@ -45,6 +45,7 @@ NODES, CONDITIONED = (16, 64), " conditioned"
 OWN, ALL = ", own 4-gram", ", 4-gram of 7.0M"
 """These end the names of systems with a 4-gram of the same text, and of all."""
 HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
+LAST = tuple(names[-1] for names in HEADS.values())
 BIDIRECTIONAL = tuple(f"482k bidirectional block, {layers}" for layers in ("1 layer", "2 layers", "3 layers"))
 CAUSAL = ("482k causal block, 1 layer", "482k causal block, 2 layers")
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
@@ -88,14 +89,10 @@ def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
 def block(work: Path, texts: Sequence[Path], name: str) -> Path:
     """A block drafter, after 240 updates of 12 texts with 32 anchors in each."""
     home, (_, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
-    data, held, output = home / texts[-1].name, home / "held-out.npz", home / slug(name)
-    stage(data, lambda: Texts.joined([*map(Texts.load, texts)]).save(data))
-    stage(held, lambda: Texts.load(work / held.name).save(held))
-    latticebpd("train hidden", data, held, drafters.STATES)
-    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL}", drafters.TRAINING)
+    training = drafters.block_training(work, home / texts[-1].name, lambda: Texts.joined([*map(Texts.load, texts)]))
     more = f"{drafters.BLOCK} --{mask} --num-layers {layers} --batch-size 12 --accumulate 3 --steps 240 -o"
-    latticebpd(*training, more, output)
-    return output
+    latticebpd(*training, more, home / slug(name))
+    return home / slug(name)
 
 
 def drafter(work: Path, texts: Sequence[Path], name: str) -> tuple[object, ...]:
@@ -117,7 +114,7 @@ def ngram_model(texts: Sequence[Path]) -> Path:
 def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
     fit, asked = drafters.lattices_of(work, name, *drafter(work, texts, name), "-k 64")
     models = {"": drafters.release(work, drafters.FIRST) / "lm.fst", OWN: ngram_model(texts)}
-    if name in (own[-1] for own in HEADS.values()):
+    if name in LAST:
         models[ALL] = ngram_model([work / "train.npz"])
     systems = dict[str, Any]()
     for end, path in models.items():
@@ -177,27 +174,23 @@ def system_lines(counts: drafters.Counts, names: Sequence[str], systems: Iterabl
     return [[system, *(trees.efficiency(each)[0] for each in ones), *trend(names, ones)] for system, ones in rows]
 
 
-def gains(names: Sequence[str], ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[str]:
-    """Of each drafter's counts over others."""
-    return [*map(trees.gain, ones, others), *trend(names, ones, others)]
-
-
 def gain_lines(counts: drafters.Counts, names: Sequence[str]) -> list[list[str]]:
     """What a step gains with each drafter."""
-    pairs = {f"{one} over {other}": (by_drafter(counts, names, each) for each in (one, other)) for one, other in GAINS}
-    return [[name, *gains(names, *pair)] for name, pair in pairs.items()]
+    pairs = {f"{one} over {other}": [by_drafter(counts, names, each) for each in (one, other)] for one, other in GAINS}
+    return [[name, *map(trees.gain, *pair), *trend(names, *pair)] for name, pair in pairs.items()]
 
 
 def drafter_lines(
     counts: drafters.Counts, names: Sequence[str], others: Sequence[str], systems: Iterable[str]
 ) -> list[list[str]]:
     """What each drafter gains over another."""
-    return [[each, *gains(names, *(by_drafter(counts, own, each) for own in (names, others)))] for each in systems]
+    pairs = {system: [by_drafter(counts, own, system) for own in (names, others)] for system in systems}
+    return [[name, *map(trees.gain, *pair), *trend(names, *pair)] for name, pair in pairs.items()]
 
 
 def text_lines(counts: drafters.Counts) -> list[list[str]]:
     """What a 4-gram of the heads' text gains, and one of all text, with the last heads of both kinds."""
-    own = [(names[-1], end) for names in HEADS.values() for end in (OWN, ALL)]
+    own = [(name, end) for name in LAST for end in (OWN, ALL)]
     return [
         [f"{one} over {other}", *(trees.gain(counts[name, one + end], counts[name, other]) for name, end in own)]
         for one, other in PAIRS

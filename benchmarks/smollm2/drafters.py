@@ -117,20 +117,25 @@ def questions(work: Path, data: Path) -> None:
     write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def train(work: Path, source: Path) -> None:
-    """States, the block drafter after each number of updates, and what is taught to the last."""
-    home = work / "blocks"
-    data, held = home / "train.npz", home / "held-out.npz"
-    written = Texts.load(own_text(work, source, [work / "more.npz"])[0])
-    stage(data, lambda: written.chosen(np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()).save(data))
+def block_training(work: Path, data: Path, texts: Callable[[], Texts]) -> tuple[object, ...]:
+    """The command that trains block drafters on texts, which are saved with their states, and held-out ones, too."""
+    held = data.with_name("held-out.npz")
+    stage(data, lambda: texts().save(data))
     stage(held, lambda: Texts.load(work / held.name).save(held))
     latticebpd("train hidden", data, held, STATES)
-    training = ("train block-drafter", data, "--validation", held, f"--model {MODEL} --precision bfloat16", TRAINING)
+    return "train block-drafter", data, "--validation", held, f"--model {MODEL}", TRAINING
+
+
+def train(work: Path, source: Path) -> None:
+    """States, the block drafter after each number of updates, and what is taught to the last."""
+    home, written = work / "blocks", Texts.load(own_text(work, source, [work / "more.npz"])[0])
+    drawn = np.random.default_rng(0).permutation(WRITTEN)[:TEXTS].tolist()
+    training = (*block_training(work, home / "train.npz", lambda: written.chosen(drawn)), "--precision bfloat16")
     for name, steps in zip(BLOCKS, STEPS, strict=True):
         finished = drafter(work, name)
         if not finished.exists():
-            more = f"--num-layers 3 --batch-size 24 --accumulate 6 --steps {steps} -o"
-            latticebpd(*training, BLOCK, more, home / "block")
+            more = f"{BLOCK} --num-layers 3 --batch-size 24 --accumulate 6 --steps {steps} -o"
+            latticebpd(*training, more, home / "block")
             copied = temporary_beside(finished)
             shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
     for name, head in LEARNED.items():

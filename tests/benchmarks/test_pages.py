@@ -121,7 +121,7 @@ def readme() -> Cells:
 FORWARD, CONDITIONED = amounts.HEADS.values()
 COMPARED = [*amounts.COMPARED], [*amounts.COMPARED.values()]
 RIGHT = (*amounts.SYSTEMS, *(name for name in amounts.SLOTS if name.endswith(" 1")))
-"""How often the first token of a slot is right."""
+"""Tokens per call, and how often the first token of a slot is right."""
 
 
 @cache

@@ -355,7 +355,8 @@ def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, mo
     for name, row in (("first", [5, 6]), ("second", [7, 8]), ("held-out", [9, 9])):
         Texts.of_rows([row], [1]).save(tmp_path / f"{name}.npz")
     commands = list[str]()
-    monkeypatch.setattr(amounts, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
+    for module in (amounts, drafters):
+        monkeypatch.setattr(module, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
     trained = [amounts.block(tmp_path, files, name) for name in amounts.BLOCKS]
     assert len({*trained}) == 5
