@@ -21,7 +21,7 @@ from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.machine import machine_settings
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import as_scorer, is_calibrated, tunings_of
+from latticebpd.scoring.rescoring import as_scorer, as_tuned, is_calibrated
 from latticebpd.target.catalogue import CATALOGUE
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.weight_kinds import EXACT
@@ -267,7 +267,7 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
     if loaded.source is not None and loaded.lm is not None:
         counted = _ngram_model(loaded.lm)
         lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
-        lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(loaded.lm))
+        lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in as_tuned(loaded.lm).tunings)
     base = loaded.base
     return {
         "version": __version__,

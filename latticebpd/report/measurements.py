@@ -216,7 +216,7 @@ def _measure_one(
     names = systems_of(models)
     tunings: dict[str, tuple[Tuning, ...]] = {}
     for name, model in models.items():
-        if stored := rescoring.tunings_of(model):
+        if stored := rescoring.as_tuned(model).tunings:
             tunings[name] = stored
         elif count:
             own = [system for system in map(SystemName.parse, names) if system.chosen(models) == name]

@@ -17,7 +17,7 @@ from fst.search import FEATURES
 from latticebpd.checks import expect
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.lattices.values import read_only
-from latticebpd.scoring.weights import check_examples
+from latticebpd.scoring.weights import alpha_path, check_examples, settings_path, stored_file
 
 FORMAT_VERSION = 2
 LARGEST = 1e6
@@ -95,5 +95,9 @@ def calibration_path(model: str | os.PathLike[str]) -> Path:
 
 def stored_calibration(model: str | os.PathLike[str]) -> Calibration | None:
     """The calibration stored with a model's file, if any."""
-    path = calibration_path(model)
-    return Calibration.load(path) if path.exists() else None
+    return Calibration.load(path) if (path := stored_file(model, calibration_path)) else None
+
+
+def stored_files(model: str | os.PathLike[str]) -> tuple[Path | None, ...]:
+    """The files of what is stored with a model: tunings, settings, calibration."""
+    return tuple(stored_file(model, path_of) for path_of in (alpha_path, settings_path, calibration_path))

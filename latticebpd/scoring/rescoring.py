@@ -15,11 +15,11 @@ import fst
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
+from latticebpd.scoring.calibration import Calibration, stored_calibration, stored_files
 from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
-from latticebpd.scoring.weights import RESCORER_CONFIG, Tuning, alpha_path, checked_alpha, stored_tunings, weight_for
+from latticebpd.scoring.weights import Tuning, checked_alpha, stored_tunings, weight_for
 from latticebpd.scoring.word_lattices import word_lattice_paths
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None 
     alpha: its weight; None: the one that ``latticebpd tune --write`` stored for ``system``, such as ``16-best``, or the
         most similar one, else the scorer's own, by default 1.
     """
-    loaded = _load(lm)
+    loaded = as_tuned(lm)
     alpha, scorer = weight_for(loaded.tunings, system) if alpha is None else alpha, loaded.scorer
     return scorer if alpha is None or alpha == scorer.alpha else scorer.with_alpha(checked_alpha(alpha))
 
@@ -68,7 +68,7 @@ def is_calibrated(lm: LanguageModel) -> bool:
 
 
 def _calibrated(lm: LanguageModel) -> CalibratedScorer | None:
-    loaded = _load(lm)
+    loaded = as_tuned(lm)
     if loaded.calibration is not None and isinstance(loaded.scorer, NgramScorer):
         return CalibratedScorer(loaded.scorer, loaded.calibration)
     return loaded.scorer if isinstance(loaded.scorer, CalibratedScorer) else None
@@ -84,22 +84,18 @@ def tuned(lm: LanguageModel, tunings: tuple[Tuning, ...]) -> Tuned:
 
 def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
     """The records stored with a model's file of what was fitted on examples."""
-    loaded = _load(lm)
+    loaded = as_tuned(lm)
     return loaded.tunings if loaded.calibration is None else (*loaded.tunings, loaded.calibration)
 
 
-def tunings_of(lm: LanguageModel) -> tuple[Tuning, ...]:
-    """The tunings stored with a model's file."""
-    return _load(lm).tunings
-
-
-def _load(lm: LanguageModel) -> Tuned:
+def as_tuned(lm: LanguageModel) -> Tuned:
+    """The scorer of a language model at its own weight, with what is stored with the model's file."""
     if isinstance(lm, Tuned):
         return lm
     if isinstance(lm, str | os.PathLike):
         path = Path(lm).absolute()  # not of a link's target: a hub's cache links each file to one elsewhere
-        files = (path, path / RESCORER_CONFIG if path.is_dir() else alpha_path(path), calibration_path(path))
-        return _read(path, tuple(file.stat().st_mtime_ns if file.exists() else None for file in files))
+        files = (path, *stored_files(path))
+        return _read(path, tuple(file.stat().st_mtime_ns if file and file.exists() else None for file in files))
     if isinstance(lm, NgramScorer):  # the usual case: checking the protocol is slow
         return Tuned(lm)
     if lm is None or isinstance(lm, fst.NgramModel):
@@ -110,9 +106,8 @@ def _load(lm: LanguageModel) -> Tuned:
         return Tuned(lm)
     if type(lm).__module__ == "kenlm":
         return Tuned(KenlmScorer(lm))
-    wanted = "an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model"
-    others = "an FST of pynini or pywrapfst, a scorer or None as lm"
-    raise ValueError(f"expected {wanted}, {others}, got {type(lm).__name__}")
+    wanted = "an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, an FST"
+    raise ValueError(f"expected {wanted} of pynini or pywrapfst, a scorer or None as lm, got {type(lm).__name__}")
 
 
 @lru_cache(maxsize=8)

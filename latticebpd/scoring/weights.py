@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -21,7 +21,6 @@ from latticebpd.lattices.json_files import from_record, read_json, write_json
 
 TEXT, LATTICE = "text", "lattice"
 DECODE, POSITION = "decode", "position"
-RESCORER_CONFIG = "rescorer.json"
 FORMAT_VERSION = 2
 
 
@@ -114,14 +113,9 @@ class RescorerSettings:
     def __post_init__(self) -> None:
         checked_alpha(self.alpha)
 
-    @staticmethod
-    def stored(directory: str | os.PathLike[str]) -> bool:
-        """Whether a directory holds such settings."""
-        return (Path(directory) / RESCORER_CONFIG).is_file()
-
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> RescorerSettings:
-        """Raises ValueError if the file is damaged or of a later format."""
+    def stored(cls, directory: str | os.PathLike[str]) -> RescorerSettings | None:
+        """The settings in a directory, if any; ValueError if the file is damaged or of a later format."""
 
         def parse(record: Any) -> RescorerSettings:
             is_old = isinstance(record, dict) and record.get("format_version") == 1
@@ -130,11 +124,11 @@ class RescorerSettings:
                 record["tunings"] = [] if tuning is None else [tuning]
             return from_record(cls, record, 1 if is_old else FORMAT_VERSION)
 
-        path = Path(directory) / RESCORER_CONFIG
-        return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?")
+        path = settings_path(directory)
+        return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?") if path.exists() else None
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        write_json(Path(directory) / RESCORER_CONFIG, {"format_version": FORMAT_VERSION, **asdict(self)}, indent=2)
+        write_json(settings_path(directory), {"format_version": FORMAT_VERSION, **asdict(self)}, indent=2)
 
 
 def alpha_path(model: str | os.PathLike[str]) -> Path:
@@ -142,11 +136,21 @@ def alpha_path(model: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(model)}.alpha.json")
 
 
+def settings_path(directory: str | os.PathLike[str]) -> Path:
+    """The file of a neural rescorer's settings."""
+    return Path(directory) / "rescorer.json"
+
+
+def stored_file(model: str | os.PathLike[str], path_of: Callable[[str | os.PathLike[str]], Path]) -> Path | None:
+    """The file of a model's record: next to a link to the model, else next to the file that the link points to."""
+    return next((path for each in (model, Path(model).resolve()) if (path := path_of(each)).exists()), None)
+
+
 def stored_tunings(model: str | os.PathLike[str]) -> tuple[Tuning, ...]:
     """The tunings stored with an n-gram model's file or a neural rescorer's directory."""
     if Path(model).is_dir():
-        return RescorerSettings.load(model).tunings if RescorerSettings.stored(model) else ()
-    return Tuning.load(alpha_path(model)) if alpha_path(model).exists() else ()
+        return (RescorerSettings.stored(model) or RescorerSettings()).tunings
+    return Tuning.load(path) if (path := stored_file(model, alpha_path)) else ()
 
 
 def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> None:
@@ -156,8 +160,7 @@ def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> N
     if not Path(model).is_dir():
         write_json(alpha_path(model), {"format_version": FORMAT_VERSION, "tunings": [asdict(each) for each in kept]})
         return
-    settings = RescorerSettings.load(model) if RescorerSettings.stored(model) else RescorerSettings()
-    replace(settings, alpha=kept[0].alpha, tunings=kept).save(model)
+    replace(RescorerSettings.stored(model) or RescorerSettings(), alpha=kept[0].alpha, tunings=kept).save(model)
 
 
 def weight_for(tunings: Sequence[Tuning], system: str | None) -> float | None:

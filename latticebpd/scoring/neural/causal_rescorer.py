@@ -87,9 +87,7 @@ class CausalRescorer:
     def from_pretrained(cls, directory: PathLike, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Self:
         """Read what ``save_pretrained`` wrote, or any causal LM's directory; kwargs: for ``transformers``."""
         file = Path(directory) / "tokenizer.json"
-        if RescorerSettings.stored(directory):
-            settings = RescorerSettings.load(directory)
-        else:
+        if (settings := RescorerSettings.stored(directory)) is None:
             fingerprint = vocabulary_fingerprint(load_tokenizer(file).get_vocab()) if file.is_file() else None
             settings = RescorerSettings(tokenizer_fingerprint=fingerprint)
         rescorer = cls(load_base(directory, dtype, **kwargs))

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from fst import FEATURES
 from latticebpd.drafters import bundled
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
-from latticebpd.scoring.rescoring import set_aside_by
+from latticebpd.scoring.rescoring import as_tuned, set_aside_by
 from latticebpd.scoring.weights import (
-    RESCORER_CONFIG,
     RescorerSettings,
     Tuning,
     alpha_path,
     edge,
+    settings_path,
     store_tunings,
     weight_for,
 )
@@ -61,7 +61,8 @@ def use_tunings(tunings: tuple[Tuning, ...]) -> None:
 
 
 def use_settings(folder: Path) -> None:
-    settings = RescorerSettings.load(folder)
+    settings = RescorerSettings.stored(folder)
+    assert settings is not None
     assert type(settings.alpha) is float
     if settings.tunings:
         use_tunings(settings.tunings)
@@ -78,7 +79,7 @@ KINDS: dict[str, tuple[str, Any, Callable[[Path], None]]] = {
         alpha_path("lm.fst").name, asdict(TUNING), lambda folder: use_tunings(Tuning.load(folder / "lm.fst.alpha.json"))
     ),
     "rescorer": (
-        RESCORER_CONFIG, {"format_version": 2, "alpha": 0.5, "tunings": [asdict(TUNING)]}, use_settings
+        settings_path(".").name, {"format_version": 2, "alpha": 0.5, "tunings": [asdict(TUNING)]}, use_settings
     ),
 }  # fmt: skip
 
@@ -140,7 +141,20 @@ def test_records_next_to_a_link_belong_to_it(tmp_path: Path) -> None:
         each.parent.mkdir()
     shutil.copyfile(bundled.LM, blob)
     model.symlink_to(blob)
+    assert set_aside_by(model) == ()
     store_tunings(model, [TUNING])
     calibration_path(model).write_text(json.dumps(CALIBRATION), encoding="utf-8")
     assert set_aside_by(model) == (TUNING, stored_calibration(model))
     assert set_aside_by(blob) == ()
+
+
+def test_a_link_without_records_has_those_of_its_model(tmp_path: Path) -> None:
+    """Records that a link gets of its own replace them, and leave the model's as they are."""
+    model = tmp_path / "lm.fst"
+    model.symlink_to(bundled.LM)
+    assert set_aside_by(model) == set_aside_by(bundled.LM) != ()
+    store_tunings(model, [TUNING])
+    others = [each for each in as_tuned(bundled.LM).tunings if each.system != TUNING.system]
+    assert set_aside_by(model) == (TUNING, *others, stored_calibration(bundled.LM))
+    alpha_path(model).unlink()
+    assert set_aside_by(model) == set_aside_by(bundled.LM)

@@ -60,7 +60,7 @@ def test_rescorer_of_periodic_text_mends_every_draft(tmp_path: Path) -> None:
     # By the heads every slot's best token is wrong.
     lattice = SausageLattice([[5, 1], [6, 2], [7, 0], [8, 1]], [[-0.1, -2.0]] * 4)
     assert rescore(lattice, tmp_path, p=1, context=[2, 0]).tokens.tolist() == [[1, 2, 0, 1]]
-    assert RescorerSettings.load(tmp_path) == RescorerSettings(1.0, "sha256:ab")
+    assert RescorerSettings.stored(tmp_path) == RescorerSettings(1.0, "sha256:ab")
 
 
 def test_loss_is_the_mean_over_the_tokens_behind_prompts() -> None:
