@@ -101,7 +101,9 @@ class Matrix {
         bias_.resize(count() * width());
     }
 
-    Panels panels() const { return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs}; }
+    Panels panels() const {
+        return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs, memory_->exceeds_caches()};
+    }
     std::size_t width() const { return panel_width(type); }
     std::size_t count() const { return (outputs + width() - 1) / width(); }
     std::size_t bytes() const { return count() * panel_bytes(type, inputs); }

@@ -29,12 +29,13 @@ struct QuantizedRows {
     QuantizedGroup* numbers;  // [groups, rows]
 };
 
-// A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
+// A matrix [outputs, inputs] in panels; bias: [panels, width] or null. streamed: each pass reads it from memory.
 struct Panels {
     Type type;
     const std::uint8_t* weights;
     const float* bias;
     std::size_t outputs, inputs;
+    bool streamed;
 };
 
 struct Rotation {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -37,10 +38,14 @@ class WeightMemory {
         }
         std::uint8_t* taken = next_;
         std::memset(taken, 0, count);
+        taken_ += count;
         next_ += count;
         left_ -= count;
         return taken;
     }
+
+    // Whether it exceeds the outer caches of most cores, so that each pass reads it from memory.
+    bool exceeds_caches() const { return taken_ > std::size_t{32} << 20; }
 
   private:
     static constexpr std::size_t kPage = 1 << 21, kBlock = 8 * kPage;
@@ -50,6 +55,7 @@ class WeightMemory {
     std::vector<std::unique_ptr<std::uint8_t, Delete>> blocks_;
     std::uint8_t* next_ = nullptr;
     std::size_t left_ = 0;
+    std::atomic<std::size_t> taken_ = 0;
 };
 
 // Memory that a thread keeps from pass to pass, since an allocation costs more than filling it; aligned for vectors.
