@@ -10,8 +10,8 @@ by an earlier one of the package, of the first 8,182 and people's text, the last
 with weights and a calibration of its own (`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots
 count right tokens, and positions.
 
-Block drafters (DFlash's kind) of one to three layers, and causal ones of one and two, learn from the first 2,727
-answers and their prompts, and are rescored in the same way.
+Block drafters (DFlash's kind) of one to three layers, bidirectional and causal, learn from the first 2,727 answers and
+their prompts, and are rescored in the same way.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ OWN, ALL = ", own 4-gram", ", 4-gram of 7.0M"
 """These end the names of systems with a 4-gram of the same text, and of all."""
 HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
 LAST = tuple(names[-1] for names in HEADS.values())
-BIDIRECTIONAL = tuple(f"482k bidirectional block, {layers}" for layers in ("1 layer", "2 layers", "3 layers"))
-CAUSAL = ("482k causal block, 1 layer", "482k causal block, 2 layers")
+LAYERS = ("1 layer", "2 layers", "3 layers")
+BIDIRECTIONAL, CAUSAL = (tuple(f"482k {mask} block, {n}" for n in LAYERS) for mask in ("bidirectional", "causal"))
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
-COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=False)), **{two: one for one, two in pairwise(BIDIRECTIONAL)}}
+COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=True)), **{two: one for one, two in pairwise(BIDIRECTIONAL)}}
 """Blocks, and those of the other mask or of one layer less."""
 OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", *BLOCKS)
 """Drafters that learn from the same texts."""

@@ -166,14 +166,6 @@ def on_a_gpu() -> Cells:
     return lines
 
 
-def causal_gains() -> Cells:
-    def cell(size: int, kind: str) -> str:
-        own, other = (drafted("causal.csv")[name, f"{size} {kind}"] for name in ("causal", "block"))
-        return trees.gain(own, other)
-
-    return [[None, *(cell(size, kind) for size in drafters.SIZES)] for kind in ("tree", "calibrated, no text")]
-
-
 # ---------------------------------------------------------------- the engine beside its peers
 def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     """Medians of wall-clock and processor time, systems by name unless an order is given."""
@@ -433,7 +425,6 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.gain_lines(drafted(), 16, drafters.LADDER)),
         lambda: unnamed(drafters.tree_lines(drafted(), drafters.LADDER), 2),
         lambda: unnamed(drafters.branch_lines(read_csv(SMOLLM2 / "drafters.branches.csv"))),
-        causal_gains,
     ],
     "benchmarks/smollm2/learned_lattices.md": [
         lambda: unnamed(drafters.path_lines(drafted(), drafters.LATTICES)),

@@ -359,11 +359,11 @@ def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, mo
         monkeypatch.setattr(module, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
     trained = [amounts.block(tmp_path, files, name) for name in amounts.BLOCKS]
-    assert len({*trained}) == 5
+    assert len({*trained}) == 6
     assert [[row for row, _ in Texts.load(trained[0].parent / "second.npz").items()]] == [[[5, 6], [7, 8]]]
     of_training = [each for each in commands if each.startswith("train block-drafter")]
     shapes = [re.findall(r"--(bidirectional|causal) --num-layers (\d)", each) for each in of_training]
-    assert shapes == [[("bidirectional", layers)] for layers in "123"] + [[("causal", layers)] for layers in "12"]
+    assert shapes == [[(mask, layers)] for mask in ("bidirectional", "causal") for layers in "123"]
     for command, output in zip(of_training, trained, strict=True):
         assert command.endswith(f"-o {output}")
 

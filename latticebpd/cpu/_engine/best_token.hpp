@@ -25,7 +25,7 @@ class BestToken {
     void find(const float* states, std::size_t rows, std::int64_t* to, const Workers& workers) const {
         Input input(states, rows, projection_->inputs, workers);
         if (is_quantized(projection_->type)) input.quantize();
-        const bool few = rows <= workers.operations.together;  // of more rows the approximation saves no time
+        const bool few = rows <= workers.operations.approximated;
         // When it is first needed, since not every program decodes greedily. A bias is not in the bound, and of capped
         // logits those of other tokens may become equal.
         if (few && projection_->type == Type::kQ80 && projection_->panels().bias == nullptr && softcap_ == 0.0f)

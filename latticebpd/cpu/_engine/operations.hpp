@@ -95,6 +95,8 @@ struct Operations {
                             std::uint8_t* to);
     // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
     std::size_t together;
+    // Rows for which a product by the upper six of eight bits, and exact logits of the candidates, take less time.
+    std::size_t approximated;
 };
 
 // Outputs of a panel.
