@@ -99,5 +99,5 @@ def stored_calibration(model: str | os.PathLike[str]) -> Calibration | None:
 
 
 def stored_files(model: str | os.PathLike[str]) -> tuple[Path | None, ...]:
-    """The files of what is stored with a model: tunings, settings, calibration."""
-    return tuple(stored_file(model, path_of) for path_of in (alpha_path, settings_path, calibration_path))
+    """The files of a model, its tunings, settings and calibration; None where there is none."""
+    return tuple(stored_file(model, path_of) for path_of in (Path, alpha_path, settings_path, calibration_path))

@@ -94,8 +94,7 @@ def as_tuned(lm: LanguageModel) -> Tuned:
         return lm
     if isinstance(lm, str | os.PathLike):
         path = Path(lm).absolute()  # not of a link's target: a hub's cache links each file to one elsewhere
-        files = (path, *stored_files(path))
-        return _read(path, tuple(file.stat().st_mtime_ns if file and file.exists() else None for file in files))
+        return _read(path, tuple(file and file.stat().st_mtime_ns for file in stored_files(path)))
     if isinstance(lm, NgramScorer):  # the usual case: checking the protocol is slow
         return Tuned(lm)
     if lm is None or isinstance(lm, fst.NgramModel):

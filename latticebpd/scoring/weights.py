@@ -143,7 +143,8 @@ def settings_path(directory: str | os.PathLike[str]) -> Path:
 
 def stored_file(model: str | os.PathLike[str], path_of: Callable[[str | os.PathLike[str]], Path]) -> Path | None:
     """The file of a model's record: next to a link to the model, else next to the file that the link points to."""
-    return next((path for each in (model, Path(model).resolve()) if (path := path_of(each)).exists()), None)
+    owners = (model, Path(model).resolve()) if Path(model).is_symlink() else (model,)
+    return next((path for each in owners if (path := path_of(each)).exists()), None)
 
 
 def stored_tunings(model: str | os.PathLike[str]) -> tuple[Tuning, ...]:

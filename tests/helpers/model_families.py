@@ -16,8 +16,8 @@ POSITIONS = 64
 
 # Every configuration takes of these what it knows by name; the values fit together.
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY, "unpadded_vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS, "initializer_range": 0.5,
     "init_std": 0.5,
     "forced_eos_token_id": None, "forced_bos_token_id": None, "is_decoder": True, "type_vocab_size": 2,
