@@ -125,7 +125,7 @@ class RescorerSettings:
             return from_record(cls, record, 1 if is_old else FORMAT_VERSION)
 
         path = settings_path(directory)
-        return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?") if path.exists() else None
+        return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?") if path.is_file() else None
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         write_json(settings_path(directory), {"format_version": FORMAT_VERSION, **asdict(self)}, indent=2)
