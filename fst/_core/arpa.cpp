@@ -215,10 +215,10 @@ void ArpaParser::read_ngram(double cost, double backoff) {
     for (std::size_t i = 1; i <= order_; ++i) {
         if (!last_words_[i - 1].empty() && last_words_[i - 1] == fields_[i]) continue;
         last_words_[i - 1].clear();
-        auto found = word_index_.find(fields_[i]);
-        if (found == word_index_.end() && fields_[i] == "<UNK>") found = word_index_.find(std::string_view("<unk>"));
-        if (found == word_index_.end()) fail("expected words of the unigrams, got ", joined(i, i + 1));
-        const std::int32_t label = label_of_word_[found->second];
+        auto word = word_index_.find(fields_[i]);
+        if (word == word_index_.end() && fields_[i] == "<UNK>") word = word_index_.find(std::string_view("<unk>"));
+        if (word == word_index_.end()) fail("expected words of the unigrams, got ", joined(i, i + 1));
+        const std::int32_t label = label_of_word_[word->second];
         if ((label == AutomatonBuilder::kStart && i > 1) || (label == AutomatonBuilder::kEnd && i < order_))
             fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got ",
                  joined(1, order_ + 1));

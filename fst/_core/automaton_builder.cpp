@@ -54,9 +54,9 @@ void AutomatonBuilder::index_continuations(std::size_t lower) {
 std::uint32_t AutomatonBuilder::find(const std::int32_t* labels, std::size_t order) const {
     std::uint32_t row = 0;
     for (std::size_t length = 0; length < order; ++length) {
-        const Ngram* found = find(length, row, labels[length]);
-        if (found == nullptr) return kNone;
-        row = static_cast<std::uint32_t>(found - orders_[length].ngrams.begin());
+        const Ngram* ngram = find(length, row, labels[length]);
+        if (ngram == nullptr) return kNone;
+        row = static_cast<std::uint32_t>(ngram - orders_[length].ngrams.begin());
     }
     return row;
 }
@@ -69,8 +69,8 @@ const AutomatonBuilder::Ngram* AutomatonBuilder::find(std::size_t lower, std::ui
         end = begin + first[1];
         begin += first[0];
     }
-    const Ngram* found = std::ranges::lower_bound(begin, end, label, {}, &Ngram::label);
-    return found != end && found->label == label ? found : nullptr;
+    const Ngram* ngram = std::ranges::lower_bound(begin, end, label, {}, &Ngram::label);
+    return ngram != end && ngram->label == label ? ngram : nullptr;
 }
 
 // Before finish(), while the context of every row is still known.

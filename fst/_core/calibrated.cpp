@@ -66,11 +66,11 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
     State state = start(lattice, start_state, text);
     Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
-        const Followers found = find_arcs(state);
-        const bool matched = has_long_match(found);
-        for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
+        const Followers followers = find_arcs(state);
+        const bool matched = has_long_match(followers);
+        for (std::int32_t i = followers.first; i <= followers.first + followers.size; ++i) {
             float row[kFeatures] = {};
-            if (i == found.first + found.size) {
+            if (i == followers.first + followers.size) {
                 row[kOutside] = 1;
                 row[kMass] = static_cast<float>(outside_mass(slot));
             } else {
@@ -79,9 +79,9 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
             }
             if (matched) std::copy_n(row, kEach, row + kEach);
             out.features.insert(out.features.end(), row, row + kFeatures);
-            out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[i].token);
+            out.tokens.push_back(i == followers.first + followers.size ? -1 : arcs_[i].token);
         }
-        out.sizes.push_back(found.size + 1);
+        out.sizes.push_back(followers.size + 1);
         if (slot + 1 == lattice.slots()) break;
         const std::int64_t token = path[slot];
         const std::uint32_t before = graph_.node(graph_.node_of(state.path_state)).state;
@@ -113,24 +113,24 @@ const double* CalibratedSearch::weights_of(std::int32_t slot, bool matched) cons
 }
 
 Followers CalibratedSearch::expand(const State& state) {
-    const Followers found = find_arcs(state);
+    const Followers followers = find_arcs(state);
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state));
-    const double* const weights = weights_of(slot, has_long_match(found));
+    const double* const weights = weights_of(slot, has_long_match(followers));
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
     conditionals_.resize(arcs_.size());
-    double* const scores = conditionals_.data() + found.first;
-    for (std::int32_t i = 0; i < found.size; ++i) {
+    double* const scores = conditionals_.data() + followers.first;
+    for (std::int32_t i = 0; i < followers.size; ++i) {
         scores[i] = 0;
-        each_feature(arcs_[found.first + i],
+        each_feature(arcs_[followers.first + i],
                      [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
         best = std::max(best, scores[i]);
     }
     double total = std::exp(outside - best);
-    for (std::int32_t i = 0; i < found.size; ++i) total += std::exp(scores[i] - best);
+    for (std::int32_t i = 0; i < followers.size; ++i) total += std::exp(scores[i] - best);
     const double normaliser = best + std::log(total);
-    for (std::int32_t i = 0; i < found.size; ++i) scores[i] -= normaliser;
-    return found;
+    for (std::int32_t i = 0; i < followers.size; ++i) scores[i] -= normaliser;
+    return followers;
 }
 
 bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
@@ -181,9 +181,9 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
             for (std::int32_t child = node.first_child; child != TextIndex::kNone;
                  child = text_->node(child).next_sibling) {
                 const std::int32_t token = text_->node(child).token;
-                Arc* const found = std::ranges::lower_bound(arcs, arcs + size, token, {}, &Arc::token);
-                if (found != arcs + size && found->token == token && found->match < 0)
-                    set_match(*found, history, child);
+                Arc* const arc = std::ranges::lower_bound(arcs, arcs + size, token, {}, &Arc::token);
+                if (arc != arcs + size && arc->token == token && arc->match < 0)
+                    set_match(*arc, history, child);
             }
         } else {
             for (std::int32_t c = 0; c < size; ++c) {
@@ -200,9 +200,9 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
     const std::size_t columns_end = arcs_.size();
     const auto known = [&](std::int32_t token) {
         const auto begin = arcs_.begin() + first, end = begin + size;
-        const auto found = std::ranges::lower_bound(begin, end, token, {}, &Arc::token);
-        return (found != end && found->token == token) ||
-               std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
+        const auto arc = std::ranges::lower_bound(begin, end, token, {}, &Arc::token);
+        return (arc != end && arc->token == token) ||
+               std::any_of(end, arcs_.end(), [&](const Arc& each) { return each.token == token; });
     };
     const Graph::Node& node_of_state = graph_.node(graph_.node_of(state.path_state));
     std::int32_t levels = 0;  // of the state's history

@@ -90,9 +90,9 @@ class CalibratedSearch {
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
     void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
-    // Of the arcs that were found last.
-    bool has_long_match(const Followers& found) const {
-        return std::any_of(arcs_.begin() + found.first, arcs_.end(), [](const Arc& arc) { return arc.match >= kLong; });
+    // Of the arcs that `find_arcs` has just returned.
+    bool has_long_match(const Followers& range) const {
+        return std::any_of(arcs_.begin() + range.first, arcs_.end(), [](const Arc& arc) { return arc.match >= kLong; });
     }
     const double* weights_of(std::int32_t slot, bool matched) const;
     // Calls take(feature, value) for every feature of an arc that is not 0.

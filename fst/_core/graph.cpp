@@ -215,21 +215,21 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
     std::span<const std::int32_t> keys = lattice_->keys(columns);
     for (std::size_t first = 0; first < keys.size(); first += kInStep) {
         std::int32_t labels[kInStep];
-        std::uint32_t found[kInStep] = {};
+        std::uint32_t arcs[kInStep] = {};
         for (std::size_t i = 0; i < kInStep; ++i) labels[i] = keys[std::min(first + i, keys.size() - 1)];
         for (std::uint32_t length = row.num_arcs; length > 1;) {
             const std::uint32_t half = length / 2;
             for (std::size_t i = 0; i < kInStep; ++i)
-                found[i] += half & -static_cast<std::uint32_t>(row.label(found[i] + half) <= labels[i]);
+                arcs[i] += half & -static_cast<std::uint32_t>(row.label(arcs[i] + half) <= labels[i]);
             length -= half;
         }
         std::uint32_t hit = 0;
         for (std::size_t i = 0; i < kInStep; ++i)
-            hit |= static_cast<std::uint32_t>(row.label(found[i]) == labels[i]) << i;
+            hit |= static_cast<std::uint32_t>(row.label(arcs[i]) == labels[i]) << i;
         if (keys.size() - first < kInStep) hit &= (1u << (keys.size() - first)) - 1;
         for (; hit != 0; hit &= hit - 1) {
             const std::size_t i = std::countr_zero(hit);
-            add_hit(row.arc(found[i]), columns, static_cast<std::int32_t>(first + i));
+            add_hit(row.arc(arcs[i]), columns, static_cast<std::int32_t>(first + i));
         }
     }
 }

@@ -118,7 +118,7 @@ void Lattice::clear(const Model* model) {
     slots_.clear();
     tokens_.clear();
     labels_.clear();
-    given_.clear();
+    inputs_.clear();
     targets_.clear();
     log_probs_.clear();
     keys_.clear();
@@ -128,10 +128,10 @@ void Lattice::clear(const Model* model) {
     max_columns_ = 0;
 }
 
-inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target) {
+inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t column, std::int32_t target) {
     tokens_.push_back(token);
     log_probs_.push_back(log_prob);
-    given_.push_back(given);
+    inputs_.push_back(column);
     targets_.push_back(target);
     labels_.push_back(model_ != nullptr && token != kEpsilon ? model_->label_of(token) : Model::kNoLabel);
 }
@@ -152,7 +152,7 @@ void Lattice::check_transitions(const char* name) const {
     for (std::int32_t t = 1; t < slots(); ++t)
         for (std::int32_t from = slot(t - 1).first; from < slot(t).first; ++from)
             for (std::int32_t to = slot(t).first; to < slot(t).first + slot(t).size; ++to) {
-                const float value = transitions_[(std::int64_t{t - 1} * k_ + given_[from]) * k_ + given_[to]];
+                const float value = transitions_[(std::int64_t{t - 1} * k_ + inputs_[from]) * k_ + inputs_[to]];
                 if (!(value <= static_cast<float>(kLargestWeight)))
                     refuse(name, "slot ", t, ": expected transitions of at most 1e30, got ", spelled(value),
                            " from token ", token(from), " to token ", token(to));

@@ -86,7 +86,7 @@ class Lattice {
     std::int32_t token(std::int32_t column) const { return tokens_[column]; }
     const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
     // Of a column, the index that it had in its slot when the lattice was assigned.
-    std::int32_t given_column(std::int32_t column) const { return given_[column]; }
+    std::int32_t input_column(std::int32_t column) const { return inputs_[column]; }
     // The slots that a slot's columns lead to.
     const std::int32_t* targets(std::int32_t slot) const { return targets_.data() + this->slot(slot).first; }
     std::int32_t label(std::int32_t column) const { return labels_[column]; }
@@ -95,10 +95,10 @@ class Lattice {
     // What each column of a slot but the first gains after column `previous` of the slot before: -inf where masked.
     void transitions(std::int32_t slot, std::int32_t previous, double* gains) const {
         const std::int32_t first = this->slot(slot).first;
-        const std::int32_t before = given_[this->slot(slot - 1).first + previous];
+        const std::int32_t before = inputs_[this->slot(slot - 1).first + previous];
         const float* const row = transitions_ + (std::int64_t{slot - 1} * k_ + before) * k_;
         for (std::int32_t c = 0; c < this->slot(slot).size; ++c)
-            gains[c] = unmasked(row[given_[first + c]]);
+            gains[c] = unmasked(row[inputs_[first + c]]);
     }
 
     // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.
@@ -121,14 +121,14 @@ class Lattice {
         return transition <= static_cast<float>(-kLargestWeight) ? kMinusInfinity : transition;
     }
     void clear(const Model* model);
-    void add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target);
+    void add_column(std::int32_t token, double log_prob, std::int32_t column, std::int32_t target);
     void end_slot(Slot& slot);
     void index_labels(Slot& slot);
     void check_transitions(const char* name) const;
 
     const Model* model_ = nullptr;
     std::vector<Slot> slots_;
-    std::vector<std::int32_t> tokens_, labels_, given_, targets_;  // [columns of all slots]
+    std::vector<std::int32_t> tokens_, labels_, inputs_, targets_;  // [columns of all slots]
     std::vector<double> log_probs_;
     std::vector<std::int32_t> keys_, key_bounds_, columns_;
     std::vector<HashTable<std::uint32_t>> tables_;  // [slots or more] the key of each label

@@ -68,8 +68,8 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
 std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
     if (!unigram_by_label_.empty())
         return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size() ? unigram_by_label_[label] : -1;
-    const auto found = std::ranges::lower_bound(unigram_arcs_, label, {}, &ArcRecord::label);
-    return found != unigram_arcs_.end() && found->label == label ? found - unigram_arcs_.begin() : -1;
+    const auto arc = std::ranges::lower_bound(unigram_arcs_, label, {}, &ArcRecord::label);
+    return arc != unigram_arcs_.end() && arc->label == label ? arc - unigram_arcs_.begin() : -1;
 }
 
 std::int32_t Model::label_of(std::int64_t token) const {

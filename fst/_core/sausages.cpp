@@ -92,7 +92,7 @@ Array<double> posteriors(const Sausages& sausages, const Model* model, double al
         std::vector<double> out(batch.slots * batch.k, kMinusInfinity);
         for (std::int32_t slot = 0; slot < lattice.slots(); ++slot)
             for (std::int32_t c = lattice.slot(slot).first; c < lattice.slot(slot).first + lattice.slot(slot).size; ++c)
-                out[slot * batch.k + lattice.given_column(c)] = of_columns[c];
+                out[slot * batch.k + lattice.input_column(c)] = of_columns[c];
         return out;
     });
     return Array<double>({batch.slots, batch.k}, results.front().data());

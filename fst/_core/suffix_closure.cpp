@@ -39,18 +39,18 @@ void AutomatonBuilder::restore_contexts() {
 
 void AutomatonBuilder::close_suffixes() {
     std::vector<OrderWithAdditions> extended(orders_.size());
-    std::vector<std::size_t> given;
-    for (const Order& order : orders_) given.push_back(order.ngrams.size());
+    std::vector<std::size_t> sizes;
+    for (const Order& order : orders_) sizes.push_back(order.ngrams.size());
 
     // The n-gram of order lower + 1 with this context and label, added if need be, and its suffixes with it.
     auto ensure = [&](auto& self, std::size_t lower, std::uint32_t context, std::int32_t label) -> std::uint32_t {
         Records<Ngram>& ngrams = orders_[lower].ngrams;
-        if (lower == 0 || context < given[lower - 1])
-            if (const Ngram* found = find(lower, context, label); found != nullptr)
-                return static_cast<std::uint32_t>(found - ngrams.begin());
+        if (lower == 0 || context < sizes[lower - 1])
+            if (const Ngram* ngram = find(lower, context, label); ngram != nullptr)
+                return static_cast<std::uint32_t>(ngram - ngrams.begin());
         if (lower == 0) refuse("label ", label, " occurs in longer n-grams but not among the unigrams");
         OrderWithAdditions& order = extended[lower];
-        if (const auto found = order.added.find(key(context, label)); found != order.added.end()) return found->second;
+        if (const auto entry = order.added.find(key(context, label)); entry != order.added.end()) return entry->second;
         const std::uint32_t suffix =
             self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);
         if (ngrams.size() == kNone) refuse("expected fewer than 2^32 - 1 n-grams of one order");
@@ -61,9 +61,9 @@ void AutomatonBuilder::close_suffixes() {
         order.suffixes.push_back(suffix);
         return row;
     };
-    extended[0].suffixes.assign(given[0], 0);
+    extended[0].suffixes.assign(sizes[0], 0);
     for (std::size_t lower = 1; lower < orders_.size(); ++lower)
-        for (std::size_t row = 0; row < given[lower]; ++row) {
+        for (std::size_t row = 0; row < sizes[lower]; ++row) {
             const Ngram ngram = orders_[lower].ngrams[row];
             const std::uint32_t shorter = lower == 1 ? 0 : extended[lower - 1].suffixes[ngram.context];
             extended[lower].suffixes.push_back(ensure(ensure, lower - 1, shorter, ngram.label));

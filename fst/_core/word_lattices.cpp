@@ -44,7 +44,7 @@ Array<double> lattice_posteriors(const ArcArrays& arcs, const Model* model, doub
         const std::vector<double>& of_columns = workspace.posteriors.run(workspace.lattice, start, alpha);
         std::vector<double> of_arcs(of_columns.size());
         for (std::size_t c = 0; c < of_columns.size(); ++c)
-            of_arcs[workspace.lattice.given_column(static_cast<std::int32_t>(c))] = of_columns[c];
+            of_arcs[workspace.lattice.input_column(static_cast<std::int32_t>(c))] = of_columns[c];
         return of_arcs;
     }));
 }

@@ -65,9 +65,9 @@ class Matrix {
     std::shared_ptr<const Matrix> upper_bits(std::vector<float>& errors) const {
         constexpr Format kOwn = format_of(Type::kQ80), kOther = format_of(Type::kUpper);
         constexpr int kLower = kOwn.bits - kOther.bits, kStep = 1 << kLower, kMost = kOther.offset - 1;
-        const std::shared_ptr<Matrix> made(new Matrix(memory_, Type::kUpper, outputs, inputs));
+        const std::shared_ptr<Matrix> rounded(new Matrix(memory_, Type::kUpper, outputs, inputs));
         errors.resize(count() * kOutputs);
-        made->fill([&](std::size_t output, std::uint8_t* panel) {
+        rounded->fill([&](std::size_t output, std::uint8_t* panel) {
             const std::uint8_t* own = panels_ + output / kOutputs * panel_bytes(type, inputs);
             const std::uint8_t* scales = own + inputs / kGroup * kOwn.weight_bytes();
             double lower = 0.0, total = 0.0;
@@ -84,7 +84,7 @@ class Matrix {
                     squares += q * q;
                 }
                 to.half = to_half(static_cast<float>(kStep * scale));
-                made->put(panel, output % kOutputs, group, to);
+                rounded->put(panel, output % kOutputs, group, to);
                 lower += scale * scale * lower_squares;
                 total += scale * scale * squares;
             }
@@ -92,7 +92,7 @@ class Matrix {
             const double rounding = static_cast<double>(inputs / kGroup + 8) * 0x1p-22;
             errors[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(total));
         });
-        return made;
+        return rounded;
     }
 
     void set_bias(const std::vector<float>& bias) {
