@@ -10,8 +10,9 @@ by an earlier one of the package, of the first 8,182 and people's text, the last
 with weights and a calibration of its own (`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots
 count right tokens, and positions.
 
-Block drafters (DFlash's kind) of one to three layers, bidirectional and causal, learn from the first 2,727 answers and
-their prompts, and are rescored in the same way.
+Heads with a shared hidden layer (Stern's) and block drafters (DFlash's kind) of one to three layers, bidirectional and
+causal, learn from the first 2,727 answers, blocks from their prompts too, and are rescored in the same way.  The last
+heads of both kinds also learn on, in twice the updates.
 """
 
 from __future__ import annotations
@@ -46,12 +47,19 @@ OWN, ALL = ", own 4-gram", ", 4-gram of 7.0M"
 """These end the names of systems with a 4-gram of the same text, and of all."""
 HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
 LAST = tuple(names[-1] for names in HEADS.values())
+LONGER = {name: f"{name}, 5200 updates" for name in LAST}
+BY_UPDATES = tuple(name for pair in LONGER.items() for name in pair)
+"""The last heads, and those that learn on."""
+SHARED = "482k shared layer"
+KINDS = {"": "feed-forward", CONDITIONED: "conditioned", " shared layer": "stern --intermediate-size 142"}
+"""By ends of names. A shared layer, eight times so wide, and its outputs have the parameters of eight heads of 640."""
 LAYERS = ("1 layer", "2 layers", "3 layers")
 BIDIRECTIONAL, CAUSAL = (tuple(f"482k {mask} block, {n}" for n in LAYERS) for mask in ("bidirectional", "causal"))
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
-COMPARED = {**dict(zip(CAUSAL, BIDIRECTIONAL, strict=True)), **{two: one for one, two in pairwise(BIDIRECTIONAL)}}
-"""Blocks, and those of the other mask or of one layer less."""
-OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", *BLOCKS)
+COMPARED = {SHARED: "482k", **dict(zip(CAUSAL, BIDIRECTIONAL, strict=True))}
+COMPARED |= {two: one for one, two in pairwise(BIDIRECTIONAL)}
+"""Shared and separate hidden layers; blocks, and those of the other mask or of one layer less."""
+OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", SHARED, *BLOCKS)
 """Drafters that learn from the same texts."""
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -80,9 +88,13 @@ def parts(work: Path, data: Path) -> list[Path]:
 
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
-    trained = work / "amounts" / f"{slug(name)}-heads"
-    amount, _, kind = name.partition(" ")
-    more = f"--kind {kind or 'feed-forward'} --steps {AMOUNTS[amount][1]} --batch-size 10"
+    (own, _, longer), amount = name.partition(", "), slug(name).partition("-")[0]
+    run, trained = (work / "amounts" / f"{slug(each)}-heads" for each in (own, name))
+    if longer and not trained.exists():
+        heads(work, texts, own)
+        drafters.copied(run, trained)
+    steps = longer.removesuffix(" updates") or AMOUNTS[amount][1]
+    more = f"--kind {KINDS[own.removeprefix(amount)]} --steps {steps} --batch-size 10"
     return drafters.linked(work / "amounts" / slug(name), train_heads(texts, work / "held-out.npz", more, trained))
 
 
@@ -135,8 +147,9 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(args: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(args.work, args.data), list[dict[str, str]]()
     stage(args.work / drafters.QUESTIONS, partial(drafters.questions, args.work, args.data))
-    for name in (*HEADS[""], *HEADS[CONDITIONED], *BLOCKS):
-        file, own = args.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(name.split()[0]) + 1]
+    for name in (*HEADS[""], *HEADS[CONDITIONED], SHARED, *BLOCKS, *LONGER.values()):
+        file, amount = args.work / "replays" / f"{slug(name)}.csv", slug(name).partition("-")[0]
+        own = texts[: [*AMOUNTS].index(amount) + 1]
         rows += read_csv(stage(file, partial(replay, args.work, name, own, file)))
     return rows
 
@@ -188,6 +201,12 @@ def drafter_lines(
     return [[name, *map(trees.gain, *pair), *trend(names, *pair)] for name, pair in pairs.items()]
 
 
+def update_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
+    """The last heads of both kinds, then after more updates, and what those gain."""
+    gains = drafter_lines(counts, [*LONGER.values()], [*LONGER], systems)
+    return [one + gain[1:] for one, gain in zip(system_lines(counts, BY_UPDATES, systems), gains, strict=True)]
+
+
 def text_lines(counts: drafters.Counts) -> list[list[str]]:
     """What a 4-gram of the heads' text gains, and one of all text, with the last heads of both kinds."""
     own = [(name, end) for name in LAST for end in (OWN, ALL)]
@@ -231,8 +250,10 @@ def main() -> None:
     table("gains with them", ("pair", *head), gain_lines(counts, conditioned))
     table("drafters of the same texts", ("system", *OF_ONE_TEXT), system_lines(counts, OF_ONE_TEXT, right))
     table("gains with them", ("pair", *OF_ONE_TEXT), gain_lines(counts, OF_ONE_TEXT))
-    pairs = [" over ".join(pair) for pair in COMPARED.items()]
-    table("masks, layers", ("system", *pairs), drafter_lines(counts, [*COMPARED], [*COMPARED.values()], right))
+    table("more updates", ("system", *BY_UPDATES, *(f"gain, {name}" for name in LAST)), update_lines(counts, right))
+    table("gains with them", ("pair", *BY_UPDATES), gain_lines(counts, BY_UPDATES))
+    compared, pairs = ([*COMPARED], [*COMPARED.values()]), [" over ".join(pair) for pair in COMPARED.items()]
+    table("layers, masks", ("system", *pairs), drafter_lines(counts, *compared, right))
     args = parser.parse_args()
     figure(counts).savefig((args.table or args.output).with_suffix(".png"), dpi=150)
 

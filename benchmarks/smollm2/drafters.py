@@ -136,14 +136,19 @@ def train(work: Path, source: Path) -> None:
         if not finished.exists():
             more = f"{BLOCK} --num-layers 3 --batch-size 24 --accumulate 6 --steps {steps} -o"
             latticebpd(*training, more, home / "block")
-            copied = temporary_beside(finished)
-            shutil.copytree(home / "block", copied, ignore=shutil.ignore_patterns("training-*")).rename(finished)
+            copied(home / "block", finished, "training-*")
     for name, head in LEARNED.items():
         latticebpd(*training, TAUGHT, head, "--head-on", drafter(work, "block"), "-o", drafter(work, name))
 
 
 def drafter(work: Path, name: str) -> Path:
     return work / "blocks" / slug(BLOCKS[-1] if name == "block" else name)
+
+
+def copied(run: Path, output: Path, *ignored: str) -> None:
+    """A folder's files in another, which is there once all are."""
+    temporary = temporary_beside(output)
+    shutil.copytree(run, temporary, ignore=shutil.ignore_patterns(*ignored)).rename(output)
 
 
 def linked(home: Path, files: Path) -> Path:

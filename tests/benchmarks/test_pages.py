@@ -416,6 +416,8 @@ PAGES: dict[str, list[Table]] = {
         lambda: amounts.system_lines(drafted("amounts.csv"), CONDITIONED, RIGHT),
         lambda: amounts.drafter_lines(drafted("amounts.csv"), CONDITIONED, FORWARD, RIGHT),
         lambda: amounts.gain_lines(drafted("amounts.csv"), CONDITIONED),
+        lambda: amounts.update_lines(drafted("amounts.csv"), RIGHT),
+        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.BY_UPDATES),
         lambda: amounts.system_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT, RIGHT),
         lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
         lambda: amounts.drafter_lines(drafted("amounts.csv"), *COMPARED, RIGHT),
@@ -516,9 +518,10 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     own = drafted("amounts.csv")
     lines += [*drafters.learned_lines(drafted()), *amounts.text_lines(own)]
-    for names in (FORWARD, CONDITIONED, amounts.OF_ONE_TEXT):
+    for names in (FORWARD, CONDITIONED, amounts.OF_ONE_TEXT, amounts.BY_UPDATES):
         lines += amounts.gain_lines(own, names)
-    for names, others in ((CONDITIONED, FORWARD), COMPARED):
+    longer = [*amounts.LONGER.values()], [*amounts.LONGER]
+    for names, others in ((CONDITIONED, FORWARD), COMPARED, longer):
         lines += amounts.drafter_lines(own, names, others, (*amounts.SYSTEMS, *amounts.SLOTS))
     gains = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from benchmarks.common import read_csv
+from benchmarks.common import read_csv, slug
 from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
 from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
 from latticebpd.drafters import bundled
+from latticebpd.drafters.heads.head_networks import BlockHeads, SternHeads
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
@@ -366,6 +367,40 @@ def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, mo
     assert shapes == [[(mask, layers)] for mask in ("bidirectional", "causal") for layers in "123"]
     for command, output in zip(of_training, trained, strict=True):
         assert command.endswith(f"-o {output}")
+
+
+def test_heads_of_more_updates_go_on_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In folders of their own: the earlier heads stay."""
+    commands = list[str]()
+
+    def train(*words: object) -> None:
+        state = Path(str(words[-1])) / "training-state.json"
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.write_text((state.read_text() if state.exists() else "") + "|")
+        commands.append(" ".join(map(str, words)))
+
+    monkeypatch.setattr(make, "latticebpd", train)
+    monkeypatch.setattr(drafters, "linked", lambda home, _: home)
+    for own, longer in amounts.LONGER.items():
+        folders = [amounts.heads(tmp_path, [], name) for name in (longer, own, longer)]
+        assert folders == [tmp_path / "amounts" / slug(name) for name in (longer, own, longer)]
+        states = [(folder.parent / f"{folder.name}-heads/training-state.json").read_text() for folder in folders]
+        assert states == ["|||", "||", "|||"]  # the copy of one run went on twice
+    kinds = [re.findall(r"--kind ([\w-]+) --steps (\d+)", each) for each in commands]
+    steps = ["2600", "5200", "2600", "5200"]
+    assert kinds == [[(kind, each)] for kind in ("feed-forward", "conditioned") for each in steps]
+
+
+def test_a_shared_layer_has_the_parameters_of_separate_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = list[str]()
+    monkeypatch.setattr(make, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
+    monkeypatch.setattr(drafters, "linked", lambda home, _: home)
+    amounts.heads(tmp_path, [], amounts.SHARED)
+    kind, width, steps = re.findall(r"--kind (\w+) --intermediate-size (\d+) --steps (\d+)", commands[0])[0]
+    assert (kind, steps) == ("stern", "1200")
+    shared, separate = SternHeads(576, 9, int(width)), BlockHeads(576, 9, 640)
+    counts = [sum(each.numel() for each in heads.parameters()) for heads in (shared, separate)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.005)
 
 
 def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
