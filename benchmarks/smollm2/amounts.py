@@ -52,7 +52,7 @@ BY_UPDATES = tuple(name for pair in LONGER.items() for name in pair)
 """The last heads, and those that learn on."""
 SHARED = "482k shared layer"
 KINDS = {"": "feed-forward", CONDITIONED: "conditioned", " shared layer": "stern --intermediate-size 142"}
-"""By ends of names. A shared layer, eight times so wide, and its outputs have the parameters of eight heads of 640."""
+"""By ends of names. The shared layer, 8 x 142 wide, and its outputs have the parameters of eight heads of 640."""
 LAYERS = ("1 layer", "2 layers", "3 layers")
 BIDIRECTIONAL, CAUSAL = (tuple(f"482k {mask} block, {n}" for n in LAYERS) for mask in ("bidirectional", "causal"))
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)

@@ -146,7 +146,7 @@ def drafter(work: Path, name: str) -> Path:
 
 
 def copied(run: Path, output: Path, *ignored: str) -> None:
-    """A folder's files in another, which is there once all are."""
+    """Copy a folder; the copy appears once it is complete."""
     temporary = temporary_beside(output)
     shutil.copytree(run, temporary, ignore=shutil.ignore_patterns(*ignored)).rename(output)
 
