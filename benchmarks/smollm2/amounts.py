@@ -10,9 +10,9 @@ by an earlier one of the package, of the first 8,182 and people's text, the last
 with weights and a calibration of its own (`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots
 count right tokens, and positions.
 
-Heads with a shared hidden layer (Stern's) and block drafters (DFlash's kind) of one to three layers, bidirectional and
-causal, learn from the first 2,727 answers, blocks from their prompts too, and are rescored in the same way.  The last
-heads of both kinds also learn on, in twice the updates.
+Heads with a shared hidden layer (Stern's), heads that draft all tokens instead of a shortlist, and block drafters
+(DFlash's kind) of one to three layers, bidirectional and causal, learn from the first 2,727 answers, blocks from their
+prompts too, and are rescored in the same way.  The last heads of both kinds also learn on, in twice the updates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks import common
 from benchmarks.common import latticebpd, read_csv, slug, stage, table, write_csv
 from benchmarks.decodes import draw_band
 from benchmarks.smollm2 import drafters, trees
-from benchmarks.smollm2.make import END, MODEL, own_text, train_heads
+from benchmarks.smollm2.make import END, MODEL, SHORTLIST, own_text, train_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
 from latticebpd.target.catalogue import resolved
@@ -41,25 +41,24 @@ from latticebpd.target.catalogue import resolved
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
 TOKENS = [1e3 * int(amount[:-1]) for amount in AMOUNTS]
-NODES, CONDITIONED = (16, 64), " conditioned"
-"""The latter ends the names of heads that also read the token that the model has chosen."""
-OWN, ALL = ", own 4-gram", ", 4-gram of 7.0M"
-"""These end the names of systems with a 4-gram of the same text, and of all."""
+NODES, CONDITIONED, OWN, ALL = (16, 64), " conditioned", ", own 4-gram", ", 4-gram of 7.0M"
+"""Ends of names: of heads that also read the chosen token; of systems with a 4-gram of the same text, and of all."""
 HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
 LAST = tuple(names[-1] for names in HEADS.values())
 LONGER = {name: f"{name}, 5200 updates" for name in LAST}
 BY_UPDATES = tuple(name for pair in LONGER.items() for name in pair)
 """The last heads, and those that learn on."""
-SHARED = "482k shared layer"
-KINDS = {"": "feed-forward", CONDITIONED: "conditioned", " shared layer": "stern --intermediate-size 142"}
+SHARED, EVERY = "482k shared layer", "482k all tokens"
+KINDS = {"": "feed-forward", " all tokens": "feed-forward", CONDITIONED: "conditioned"}
+KINDS[" shared layer"] = "stern --intermediate-size 142"
 """By ends of names. The shared layer, 8 x 142 wide, and its outputs have the parameters of eight heads of 640."""
 LAYERS = ("1 layer", "2 layers", "3 layers")
 BIDIRECTIONAL, CAUSAL = (tuple(f"482k {mask} block, {n}" for n in LAYERS) for mask in ("bidirectional", "causal"))
 BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
-COMPARED = {SHARED: "482k", **dict(zip(CAUSAL, BIDIRECTIONAL, strict=True))}
+COMPARED = {SHARED: "482k", EVERY: "482k", **dict(zip(CAUSAL, BIDIRECTIONAL, strict=True))}
 COMPARED |= {two: one for one, two in pairwise(BIDIRECTIONAL)}
-"""Shared and separate hidden layers; blocks, and those of the other mask or of one layer less."""
-OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", SHARED, *BLOCKS)
+"""A shared layer and all tokens, over separate layers and a shortlist; blocks over another mask or a layer less."""
+OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", SHARED, EVERY, *BLOCKS)
 """Drafters that learn from the same texts."""
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -89,12 +88,13 @@ def parts(work: Path, data: Path) -> list[Path]:
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
     (own, _, longer), amount = name.partition(", "), slug(name).partition("-")[0]
+    listed = "" if name == EVERY else f" {SHORTLIST}"
     run, trained = (work / "amounts" / f"{slug(each)}-heads" for each in (own, name))
     if longer and not trained.exists():
         heads(work, texts, own)
         drafters.copied(run, trained)
     steps = longer.removesuffix(" updates") or AMOUNTS[amount][1]
-    more = f"--kind {KINDS[own.removeprefix(amount)]} --steps {steps} --batch-size 10"
+    more = f"--kind {KINDS[own.removeprefix(amount)]} --steps {steps} --batch-size 10{listed}"
     return drafters.linked(work / "amounts" / slug(name), train_heads(texts, work / "held-out.npz", more, trained))
 
 
@@ -147,7 +147,7 @@ def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
 def measured(args: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(args.work, args.data), list[dict[str, str]]()
     stage(args.work / drafters.QUESTIONS, partial(drafters.questions, args.work, args.data))
-    for name in (*HEADS[""], *HEADS[CONDITIONED], SHARED, *BLOCKS, *LONGER.values()):
+    for name in (*HEADS[""], *HEADS[CONDITIONED], SHARED, EVERY, *BLOCKS, *LONGER.values()):
         file, amount = args.work / "replays" / f"{slug(name)}.csv", slug(name).partition("-")[0]
         own = texts[: [*AMOUNTS].index(amount) + 1]
         rows += read_csv(stage(file, partial(replay, args.work, name, own, file)))

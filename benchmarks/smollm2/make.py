@@ -33,14 +33,13 @@ from latticebpd.target.chat import ChatTemplate
 
 HERE = Path(__file__).parent
 
-MODEL = "smollm2-135m"
-END = 2
+MODEL, END = "smollm2-135m", 2
 HELD_OUT = 32
 """The answer to every 32nd prompt is held out."""
 LATER = "0.7,0.5,0.4,0.3,0.25,0.2,0.2"
 """How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
 TRAINING = "--warmup-steps 50 --checkpoint-every 50 --serving-prompts 0"
-SHAPE = "--num-heads 9 --intermediate-size 640 --shortlist 16384"
+SHAPE, SHORTLIST = "--num-heads 9 --intermediate-size 640", "--shortlist 16384"
 HEADS = f"{SHAPE} --head-weights 1,{LATER} {TRAINING}"
 RATE = "--learning-rate 2e-3"
 UPDATES = "--batch-size 40 --head-positions 0.25 --labels model --weight-decay 1 --precision bfloat16"
@@ -158,12 +157,13 @@ def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = N
     marginal, trained = work / "marginal-heads", work / "heads"
     if device == "cpu":
         latticebpd("train", "hidden", held, train, f"--model {MODEL} {LAYERS} --shard-texts 64 --batch-tokens 2048")
-        first = train_heads([train], held, f"--kind conditioned --steps {steps} {UPDATES}", work / "first-heads")
+        new = f"{SHORTLIST} --kind conditioned --steps {steps} {UPDATES}"
+        first = train_heads([train], held, new, work / "first-heads")
         runs = [(first, DEEPER, marginal), (marginal, TRANSITIONS, trained)]
     else:
-        new = f"--kind conditioned {SHAPE} {LAYERS} --head-weights 1,{LATER} --weight-decay 0.3 --steps {steps}"
+        new = f"--kind conditioned {SHAPE} {SHORTLIST} {LAYERS} --head-weights 1,{LATER} --weight-decay 0.3"
         tied = f"--warm-start {TIED} --weight-decay 1 --steps {steps // 3}"
-        runs = [(Path(MODEL), f"{new} {ON_GPU}", marginal), (marginal, f"{tied} {ON_GPU}", trained)]
+        runs = [(Path(MODEL), f"{new} --steps {steps} {ON_GPU}", marginal), (marginal, f"{tied} {ON_GPU}", trained)]
     for model, more, output in runs:
         latticebpd("train heads", train, "--model", model, f"{more} --validation", held, "-o", output)
     load_blockwise(str(trained)).save_heads(work / "package", torch.int8)

@@ -403,6 +403,16 @@ def test_a_shared_layer_has_the_parameters_of_separate_ones(tmp_path: Path, monk
     assert counts[0] == pytest.approx(counts[1], rel=0.005)
 
 
+def test_heads_of_all_tokens_have_no_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = list[list[str]]()
+    monkeypatch.setattr(make, "latticebpd", lambda *words: commands.append(" ".join(map(str, words[:-1])).split()))
+    monkeypatch.setattr(drafters, "linked", lambda home, _: home)
+    for name in (amounts.EVERY, amounts.COMPARED[amounts.EVERY]):
+        amounts.heads(tmp_path, [], name)
+    at = commands[1].index("--shortlist")
+    assert commands[0] == commands[1][:at] + commands[1][at + 2 :]
+
+
 def test_amounts_of_text_are_parts_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Texts.of_rows([[5, 6, number] for number in range(9)], [2] * 9)
     written.save(tmp_path / "train.npz")
