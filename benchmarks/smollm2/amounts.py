@@ -10,9 +10,9 @@ by an earlier one of the package, of the first 8,182 and people's text, the last
 with weights and a calibration of its own (`drafters.py`).  Replayed are the answers to 130 questions.  Rows of slots
 count right tokens, and positions.
 
-Heads with a shared hidden layer (Stern's), heads that draft all tokens instead of a shortlist, and block drafters
-(DFlash's kind) of one to three layers, bidirectional and causal, learn from the first 2,727 answers, blocks from their
-prompts too, and are rescored in the same way.  The last heads of both kinds also learn on, in twice the updates.
+Heads with a shared hidden layer (Stern's), heads without a shortlist, and block drafters (DFlash's kind) of one to
+three layers, bidirectional and causal, learn from the first 2,727 answers, blocks from their prompts too, two of them
+also from 909 and 8,182; all are rescored in the same way.  The last heads of both kinds learn on, in twice the updates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,12 @@ from benchmarks import common
 from benchmarks.common import latticebpd, read_csv, slug, stage, table, write_csv
 from benchmarks.decodes import draw_band
 from benchmarks.smollm2 import drafters, trees
-from benchmarks.smollm2.make import END, MODEL, SHORTLIST, own_text, train_heads
+from benchmarks.smollm2.make import HERE, MODEL, SHORTLIST, estimate, own_text, save_corpus, train_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import STYLE
-from latticebpd.target.catalogue import resolved
 
 AMOUNTS = {"51k": (303, 300), "157k": (909, 900), "482k": (2727, 1200), "1445k": (8182, 2000), "2955k": (16364, 2600)}
 """Texts, and updates of 10 texts, by the tokens that heads learn."""
-TOKENS = [1e3 * int(amount[:-1]) for amount in AMOUNTS]
 NODES, CONDITIONED, OWN, ALL = (16, 64), " conditioned", ", own 4-gram", ", 4-gram of 7.0M"
 """Ends of names: of heads that also read the chosen token; of systems with a 4-gram of the same text, and of all."""
 HEADS = {kind: tuple(f"{amount}{kind}" for amount in AMOUNTS) for kind in ("", CONDITIONED)}
@@ -54,11 +52,17 @@ KINDS[" shared layer"] = "stern --intermediate-size 142"
 """By ends of names. The shared layer, 8 x 142 wide, and its outputs have the parameters of eight heads of 640."""
 LAYERS = ("1 layer", "2 layers", "3 layers")
 BIDIRECTIONAL, CAUSAL = (tuple(f"482k {mask} block, {n}" for n in LAYERS) for mask in ("bidirectional", "causal"))
-BLOCKS = (*BIDIRECTIONAL, *CAUSAL)
+BY_LAYERS = {n: tuple(f"{each} bidirectional block, {n}" for each in [*AMOUNTS][1:4]) for n in LAYERS[::2]}
+"""Blocks by the amount of text."""
+BLOCKS = tuple(dict.fromkeys((*BIDIRECTIONAL, *CAUSAL, *chain(*BY_LAYERS.values()))))
+FAMILIES = {f"{KINDS[end]} heads": (*names, LONGER[names[-1]]) for end, names in HEADS.items()}
+FAMILIES |= {f"blocks, {n}": names for n, names in BY_LAYERS.items()}
+FAMILIES |= {"blocks, more updates": drafters.BLOCKS, "the package's heads": ("heads", drafters.LATER)}
+"""Drafters of a kind, by strength; the last two are of `drafters.py`."""
 COMPARED = {SHARED: "482k", EVERY: "482k", **dict(zip(CAUSAL, BIDIRECTIONAL, strict=True))}
 COMPARED |= {two: one for one, two in pairwise(BIDIRECTIONAL)}
 """A shared layer and all tokens, over separate layers and a shortlist; blocks over another mask or a layer less."""
-OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", SHARED, EVERY, *BLOCKS)
+OF_ONE_TEXT = ("482k", f"482k{CONDITIONED}", SHARED, EVERY, *BIDIRECTIONAL, *CAUSAL)
 """Drafters that learn from the same texts."""
 PAIRS = (
     ("1-best, 4-gram", "1-best"), ("16-best, 4-gram", "16-best"), ("16 tree, 4-gram", "16 tree"),
@@ -66,10 +70,22 @@ PAIRS = (
     ("64 calibrated, no text", "64 drafter calibrated"),
 )  # fmt: skip
 """With a 4-gram, and without."""
+WITH_OWN = tuple((f"{one}{OWN}", other) for one, other in PAIRS)
 OTHERS = (("16 tree", "walk"), ("16 calibrated", "16 calibrated, no text"))
-GAINS = (*PAIRS, *((f"{one}{OWN}", other) for one, other in PAIRS), *OTHERS)
+GAINS = (*PAIRS, *WITH_OWN, *OTHERS)
+STEPS = {
+    "exact search": OTHERS[0], "4-gram": PAIRS[2], "4-gram, calibrated": PAIRS[4],
+    "text so far": OTHERS[1], "own 4-gram": WITH_OWN[2], "own 4-gram, calibrated": WITH_OWN[4],
+}  # fmt: skip
+"""Of trees of 16 nodes."""
 SYSTEMS = ("walk", *(each for pair in PAIRS for each in pair[::-1]), "16 calibrated", "64 calibrated", "oracle")
+Names = Sequence[str]
 SLOTS = {f"slot {slot}, among {k}": (slot, k) for slot in (1, 2, 3, 4, 8) for k in (1, 16, 64)}
+
+
+def amount(name: str) -> str:
+    """The amount of text that a drafter's name begins with."""
+    return slug(name).partition("-")[0]
 
 
 # ---------------------------------------------------------------- heads and n-gram models
@@ -87,23 +103,23 @@ def parts(work: Path, data: Path) -> list[Path]:
 
 def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
     """Heads in a folder with the package's model, whose 4-bit weights they draft for."""
-    (own, _, longer), amount = name.partition(", "), slug(name).partition("-")[0]
+    own, _, longer = name.partition(", ")
     listed = "" if name == EVERY else f" {SHORTLIST}"
     run, trained = (work / "amounts" / f"{slug(each)}-heads" for each in (own, name))
     if longer and not trained.exists():
         heads(work, texts, own)
         drafters.copied(run, trained)
-    steps = longer.removesuffix(" updates") or AMOUNTS[amount][1]
-    more = f"--kind {KINDS[own.removeprefix(amount)]} --steps {steps} --batch-size 10{listed}"
+    steps = longer.removesuffix(" updates") or AMOUNTS[amount(name)][1]
+    more = f"--kind {KINDS[own.removeprefix(amount(name))]} --steps {steps} --batch-size 10{listed}"
     return drafters.linked(work / "amounts" / slug(name), train_heads(texts, work / "held-out.npz", more, trained))
 
 
 def block(work: Path, texts: Sequence[Path], name: str) -> Path:
-    """A block drafter, after 240 updates of 12 texts with 32 anchors in each."""
-    home, (_, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
+    """A block drafter, after a fifth of the heads' updates, of 12 texts with 32 anchors in each."""
+    home, (texts_read, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
     training = drafters.block_training(work, home / texts[-1].name, lambda: Texts.joined([*map(Texts.load, texts)]))
-    more = f"{drafters.BLOCK} --{mask} --num-layers {layers} --batch-size 12 --accumulate 3 --steps 240 -o"
-    latticebpd(*training, more, home / slug(name))
+    more = f"{drafters.BLOCK} --{mask} --num-layers {layers} --batch-size 12 --accumulate 3"
+    latticebpd(*training, more, f"--steps {AMOUNTS[texts_read][1] // 5} -o", home / slug(name))
     return home / slug(name)
 
 
@@ -116,11 +132,7 @@ def drafter(work: Path, texts: Sequence[Path], name: str) -> tuple[object, ...]:
 
 def ngram_model(texts: Sequence[Path]) -> Path:
     """The 4-gram of the texts; 4-grams that occur once are left out."""
-    corpus, model = texts[-1].with_suffix(".npy"), texts[-1].with_suffix(".fst")
-    stage(corpus, lambda: np.save(corpus, Texts.joined([*map(Texts.load, texts)]).corpus(END, 3).astype(np.uint16)))
-    tokenizer = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json")
-    options = f"--order 4 --end-of-text {END} --min-count 1,1,1,2 -o"
-    return stage(model, partial(latticebpd, "lm train", corpus, *tokenizer, options, model))
+    return estimate(save_corpus(texts), texts[-1].with_suffix(".fst"), "--min-count 1,1,1,2")
 
 
 def replay(work: Path, name: str, texts: Sequence[Path], output: Path) -> None:
@@ -148,23 +160,22 @@ def measured(args: argparse.Namespace) -> list[dict[str, str]]:
     texts, rows = parts(args.work, args.data), list[dict[str, str]]()
     stage(args.work / drafters.QUESTIONS, partial(drafters.questions, args.work, args.data))
     for name in (*HEADS[""], *HEADS[CONDITIONED], SHARED, EVERY, *BLOCKS, *LONGER.values()):
-        file, amount = args.work / "replays" / f"{slug(name)}.csv", slug(name).partition("-")[0]
-        own = texts[: [*AMOUNTS].index(amount) + 1]
+        file, own = args.work / "replays" / f"{slug(name)}.csv", texts[: [*AMOUNTS].index(amount(name)) + 1]
         rows += read_csv(stage(file, partial(replay, args.work, name, own, file)))
     return rows
 
 
 # ---------------------------------------------------------------- tables
-def change(ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str:
+def change(names: Names, ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str:
     """What three times the text change in tokens per call, or in the gain over others in percentage points: the slope
-    of a straight line through the amounts, of each of which there are counts."""
+    of a straight line through the amounts of text of drafters, of each of which there are counts."""
 
     def efficiencies(counts: Sequence[np.ndarray], drawn: np.ndarray) -> np.ndarray:
         sums = [each[drawn].sum(axis=-2) for each in counts]
         return np.stack([each[..., 0] / each[..., 1] for each in sums], axis=-1)
 
     def measure(drawn: np.ndarray) -> np.ndarray:
-        values, at = efficiencies(ones, drawn), np.log(TOKENS) / np.log(3)
+        values, at = efficiencies(ones, drawn), np.log([int(amount(each)[:-1]) for each in names]) / np.log(3)
         if others:
             values = 100 * (values / efficiencies(others, drawn) - 1)
         return values @ (at - at.mean()) / (len(at) * at.var())
@@ -172,30 +183,33 @@ def change(ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str
     return "{:+.{p}f} ({:+.{p}f} to {:+.{p}f})".format(*common.interval(measure, len(ones[0])), p=1 if others else 3)
 
 
-def by_drafter(counts: drafters.Counts, names: Sequence[str], system: str) -> list[np.ndarray]:
+def by_drafter(counts: drafters.Counts, names: Names, system: str) -> list[np.ndarray]:
     return [counts[name, system] for name in names]
 
 
-def trend(names: Sequence[str], *counts: Sequence[np.ndarray]) -> list[str]:
+def joined(*tables: Iterable[list[str]]) -> list[list[str]]:
+    """Tables whose lines have the same first cells, next to each other."""
+    return [[lines[0][0], *chain(*(line[1:] for line in lines))] for lines in zip(*tables, strict=True)]
+
+
+def trend(names: Names, *counts: Sequence[np.ndarray]) -> list[str]:
     """What three times the text change, where drafters differ by it."""
-    return [change(*counts)] if names in HEADS.values() else []
+    return [change(names, *counts)] if len({*map(amount, names)}) > 1 else []
 
 
-def system_lines(counts: drafters.Counts, names: Sequence[str], systems: Iterable[str]) -> list[list[str]]:
+def system_lines(counts: drafters.Counts, names: Names, systems: Iterable[str]) -> list[list[str]]:
     """Tokens per call, or how often slots are right, with each drafter."""
     rows = [(system, by_drafter(counts, names, system)) for system in systems]
     return [[system, *(trees.efficiency(each)[0] for each in ones), *trend(names, ones)] for system, ones in rows]
 
 
-def gain_lines(counts: drafters.Counts, names: Sequence[str]) -> list[list[str]]:
+def gain_lines(counts: drafters.Counts, names: Names) -> list[list[str]]:
     """What a step gains with each drafter."""
     pairs = {f"{one} over {other}": [by_drafter(counts, names, each) for each in (one, other)] for one, other in GAINS}
     return [[name, *map(trees.gain, *pair), *trend(names, *pair)] for name, pair in pairs.items()]
 
 
-def drafter_lines(
-    counts: drafters.Counts, names: Sequence[str], others: Sequence[str], systems: Iterable[str]
-) -> list[list[str]]:
+def drafter_lines(counts: drafters.Counts, names: Names, others: Names, systems: Iterable[str]) -> list[list[str]]:
     """What each drafter gains over another."""
     pairs = {system: [by_drafter(counts, own, system) for own in (names, others)] for system in systems}
     return [[name, *map(trees.gain, *pair), *trend(names, *pair)] for name, pair in pairs.items()]
@@ -204,7 +218,7 @@ def drafter_lines(
 def update_lines(counts: drafters.Counts, systems: Sequence[str]) -> list[list[str]]:
     """The last heads of both kinds, then after more updates, and what those gain."""
     gains = drafter_lines(counts, [*LONGER.values()], [*LONGER], systems)
-    return [one + gain[1:] for one, gain in zip(system_lines(counts, BY_UPDATES, systems), gains, strict=True)]
+    return joined(system_lines(counts, BY_UPDATES, systems), gains)
 
 
 def text_lines(counts: drafters.Counts) -> list[list[str]]:
@@ -218,19 +232,18 @@ def text_lines(counts: drafters.Counts) -> list[list[str]]:
 
 @rc_context(STYLE)
 def figure(counts: drafters.Counts) -> Figure:
-    """What rescoring gains by the amount of text, with the package's 4-gram and with that of the same text."""
-    drawn = Figure(figsize=(10, 6.8), layout="constrained")
-    panels = [(kind, own) for kind in ("", CONDITIONED) for own in ("", OWN)]
-    for (kind, own), axes in zip(panels, drawn.subplots(2, 2, sharex=True, sharey=True).flat, strict=True):
-        for number, (one, other) in enumerate((*PAIRS[:3], PAIRS[4])):
-            pair = (by_drafter(counts, HEADS[kind], each) for each in (one + own, other))
-            percent = [100 * np.array(trees.gained(*each)) for each in zip(*pair, strict=True)]
-            draw_band(axes, TOKENS, percent, f"{one} over {other}", number)
-        title = f"{kind.strip() or 'feed-forward'} heads, " + (own[2:] or "the package's 4-gram")
-        axes.set(xscale="log", title=title, ylabel="" if own else "gain, %")
-    for axes in drawn.axes[2:]:
-        axes.set(xlabel="tokens that heads learn")
-    drawn.axes[3].legend(fontsize=8, loc="upper left")
+    """What each step gains with trees of 16 nodes, by how far a drafter walks."""
+    drawn = Figure(figsize=(13, 7), layout="constrained")
+    for (step, (one, other)), axes in zip(STEPS.items(), drawn.subplots(2, 3, sharex=True).flat, strict=True):
+        for number, (family, names) in enumerate(FAMILIES.items()):
+            cells = [[counts[name, each] for each in ("walk", one, other)] for name in names if (name, one) in counts]
+            if cells:
+                at = [walk[:, 0].sum() / walk[:, 1].sum() for walk, *_ in cells]
+                draw_band(axes, at, [100 * np.array(trees.gained(*pair)) for _, *pair in cells], family, number)
+        axes.set(
+            title=step, ylabel="gain, %", xlabel="tokens per call of a walk", ylim=(min(0, axes.get_ylim()[0]), None)
+        )
+    drawn.axes[0].legend(fontsize=8, loc="lower right")
     return drawn
 
 
@@ -240,7 +253,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of all results, with more.npz of more_text.py in it")
     counts, head = drafters.counted(common.recorded(parser, measured)), (*AMOUNTS, "three times the text")
     (forward, conditioned), right = HEADS.values(), (*SYSTEMS, *SLOTS)
-    texts = [f"{kind} heads{end}" for kind in ("feed-forward", "conditioned") for end in (OWN, ALL)]
+    texts = [f"{kind}{end}" for kind in [*FAMILIES][:2] for end in (OWN, ALL)]
     table("tokens per call", ("system", *head), system_lines(counts, forward, SYSTEMS))
     table("gains; their change in percentage points", ("pair", *head), gain_lines(counts, forward))
     table("gains with more text", ("pair", *texts), text_lines(counts))
@@ -252,9 +265,13 @@ def main() -> None:
     table("gains with them", ("pair", *OF_ONE_TEXT), gain_lines(counts, OF_ONE_TEXT))
     table("more updates", ("system", *BY_UPDATES, *(f"gain, {name}" for name in LAST)), update_lines(counts, right))
     table("gains with them", ("pair", *BY_UPDATES), gain_lines(counts, BY_UPDATES))
+    blocks = [f"{each}, {n}" for n in BY_LAYERS for each in (*[*AMOUNTS][1:4], head[-1])]
+    table("blocks", ("system", *blocks), joined(*(system_lines(counts, each, right) for each in BY_LAYERS.values())))
+    table("gains with them", ("pair", *blocks), joined(*(gain_lines(counts, each) for each in BY_LAYERS.values())))
     compared, pairs = ([*COMPARED], [*COMPARED.values()]), [" over ".join(pair) for pair in COMPARED.items()]
     table("layers, masks", ("system", *pairs), drafter_lines(counts, *compared, right))
     args = parser.parse_args()
+    counts |= drafters.counted(read_csv(HERE / "results/drafters.csv"))
     figure(counts).savefig((args.table or args.output).with_suffix(".png"), dpi=150)
 
 

@@ -34,14 +34,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import fst
 from benchmarks import common
 from benchmarks.bench_rescoring import microseconds
 from benchmarks.common import columns, grouped, latticebpd, pooled, read_csv, slug, stage, table, write_csv
-from benchmarks.decodes import draw_band
 from benchmarks.engine.run import chosen
 from benchmarks.smollm2 import trees
 from benchmarks.smollm2.make import HERE, MODEL, own_text
@@ -56,7 +53,6 @@ from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
-from latticebpd.report.theme import STYLE
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
@@ -421,21 +417,6 @@ def pair_of(counts: Counts, name: str, size: int, pair: tuple[str, str]) -> list
     return [counts[name, each if each == "walk" else f"{size} {each}"] for each in pair]
 
 
-@rc_context(STYLE)
-def figure(counts: Counts) -> Figure:
-    """What each step gains on 16-node trees, against how good the drafter is."""
-    drawn = Figure(figsize=(8.4, 3.4), layout="constrained")
-    axes, strength = drawn.subplots(), {name: float(trees.efficiency(counts[name, "walk"])[0]) for name in LADDER}
-    names = sorted((name for name in LADDER if not name.endswith(OWN)), key=strength.__getitem__)
-    at = [strength[name] for name in names]
-    for number, pair in enumerate(GAINS[3:]):
-        gains = 100 * np.array([trees.gained(*pair_of(counts, name, 16, pair)) for name in names])
-        draw_band(axes, at, gains, f"{pair[0]} over {pair[1]}", number)
-    axes.set(xlabel="tokens per call, best of every slot", ylabel="gain, 16 nodes, %", ylim=0)
-    axes.legend(fontsize=8)
-    return drawn
-
-
 def show(path: Path) -> None:
     counts, head = counted(read_csv(path)), ("drafter", "system", *map(str, SIZES))
     pairs = [f"{one} over {other}" for one, other in GAINS]
@@ -447,7 +428,6 @@ def show(path: Path) -> None:
     table("learned lattices over marginals", ("system", *OVER), learned_lines(counts))
     head = ("drafter", *(f"after {place}: {what}" for place in AFTER for what in ("right", "of predicted")))
     table("children of right nodes, 64 calibrated nodes, no text", head, branch_lines(read_csv(branches(path))))
-    figure(counts).savefig(path.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:

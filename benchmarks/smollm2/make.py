@@ -125,25 +125,28 @@ def own_text(work: Path, data: Path, further: Sequence[Path] = ()) -> tuple[Path
     return train, held
 
 
+def save_corpus(texts: Sequence[Path]) -> Path:
+    """Texts of files as the n-gram models read them, next to the last."""
+    corpus, joined = texts[-1].with_suffix(".npy"), lambda: Texts.joined([*map(Texts.load, texts)])
+    return stage(corpus, lambda: np.save(corpus, joined().corpus(END, 3).astype(np.uint16)))
+
+
+def estimate(corpus: Path, output: Path, limit: str) -> Path:
+    """A 4-gram model."""
+    options = (f"--order 4 --end-of-text {END} {limit} --tokenizer", Path(resolved(MODEL)) / "tokenizer.json")
+    return stage(output, lambda: latticebpd("lm train", corpus, *options, "-o", output))
+
+
 def ngram_models(work: Path, data: Path, train: Path, held: Path) -> Path:
     """The 4-grams of the model's own and of human text, mixed by held-out own text, pruned."""
-    tokenizer = Path(resolved(MODEL)) / "tokenizer.json"
     people, own, mixed, pruned = (work / f"{name}.fst" for name in ("people", "own", "mixed", "lm"))
 
-    def save_corpus(texts: Path) -> Path:
-        corpus = texts.with_suffix(".npy")
-        return stage(corpus, lambda: np.save(corpus, Texts.load(texts).corpus(END, 3).astype(np.uint16)))
-
-    def estimate(corpus: Path, output: Path, limit: str) -> Path:
-        common = (f"--order 4 --end-of-text {END} {limit} --tokenizer", tokenizer)
-        return stage(output, lambda: latticebpd("lm train", corpus, *common, "-o", output))
-
     def mix(output: Path, limit: str = "") -> Path:
-        options = ("--held-out", save_corpus(held), limit, "-o")
+        options = ("--held-out", save_corpus([held]), limit, "-o")
         return stage(output, lambda: latticebpd("lm interpolate", own, people, *options, output))
 
     estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
-    estimate(save_corpus(train), own, "--min-count 1,1,1,2")
+    estimate(save_corpus([train]), own, "--min-count 1,1,1,2")
     mix(mixed)
     return mix(pruned, "--max-ngrams 1020000")
 

@@ -343,16 +343,16 @@ def test_constants_climb_to_the_best_of_those_that_are_tried(monkeypatch: pytest
 def test_the_change_by_three_times_the_text_is_the_slope_over_the_amounts() -> None:
     """Two texts; tokens per call rise by 0.1 for three times the text, the other system's do not."""
     calls = np.array([100, 300])
-    threefold = np.log(np.array(amounts.TOKENS) / amounts.TOKENS[0]) / np.log(3)  # the last is a doubling
+    threefold = np.log(np.array([51, 157, 482, 1445, 2955]) / 51) / np.log(3)  # the last is a doubling
     tree, walk = (
         [np.stack([(1.2 + step * times) * calls, calls, 0 * calls], axis=1) for times in threefold.tolist()]
         for step in (0.1, 0.0)
     )
-    assert amounts.change(tree) == "+0.100 (+0.100 to +0.100)"
-    assert amounts.change(tree, walk) == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
+    assert amounts.change([*amounts.AMOUNTS], tree) == "+0.100 (+0.100 to +0.100)"
+    assert amounts.change([*amounts.AMOUNTS], tree, walk) == "+8.3 (+8.3 to +8.3)"  # 0.1 of 1.2
 
 
-def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_drafters_differ_by_layers_mask_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, row in (("first", [5, 6]), ("second", [7, 8]), ("held-out", [9, 9])):
         Texts.of_rows([row], [1]).save(tmp_path / f"{name}.npz")
     commands = list[str]()
@@ -360,11 +360,13 @@ def test_block_drafters_of_one_text_differ_by_layers_and_mask(tmp_path: Path, mo
         monkeypatch.setattr(module, "latticebpd", lambda *words: commands.append(" ".join(map(str, words))))
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
     trained = [amounts.block(tmp_path, files, name) for name in amounts.BLOCKS]
-    assert len({*trained}) == 6
+    assert len({*trained}) == 10
     assert [[row for row, _ in Texts.load(trained[0].parent / "second.npz").items()]] == [[[5, 6], [7, 8]]]
     of_training = [each for each in commands if each.startswith("train block-drafter")]
-    shapes = [re.findall(r"--(bidirectional|causal) --num-layers (\d)", each) for each in of_training]
-    assert shapes == [[(mask, layers)] for mask in ("bidirectional", "causal") for layers in "123"]
+    shapes = [re.findall(r"--(bidirectional|causal) --num-layers (\d) .*--steps (\d+)", each) for each in of_training]
+    of_one_text = [(mask, layers, "240") for mask in ("bidirectional", "causal") for layers in "123"]
+    of_others = [("bidirectional", layers, steps) for layers in "13" for steps in ("180", "400")]
+    assert shapes == [[each] for each in (*of_one_text, *of_others)]
     for command, output in zip(of_training, trained, strict=True):
         assert command.endswith(f"-o {output}")
 
