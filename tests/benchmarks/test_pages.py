@@ -129,6 +129,10 @@ def drafted(name: str = "drafters.csv") -> drafters.Counts:
     return drafters.counted(read_csv(SMOLLM2 / name))
 
 
+def blocks_by_amount(lines: Callable[[drafters.Counts, amounts.Names], list[list[str]]]) -> list[list[str]]:
+    return amounts.joined(*(lines(drafted("amounts.csv"), names) for names in amounts.BY_LAYERS.values()))
+
+
 def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
     """Lines whose first cells the page words otherwise."""
     return [[None] * names + [*line[names:]] for line in lines]
@@ -421,6 +425,8 @@ PAGES: dict[str, list[Table]] = {
         lambda: amounts.system_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT, RIGHT),
         lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
         lambda: amounts.drafter_lines(drafted("amounts.csv"), *COMPARED, RIGHT),
+        lambda: blocks_by_amount(lambda counts, names: amounts.system_lines(counts, names, RIGHT)),
+        lambda: blocks_by_amount(amounts.gain_lines),
     ],
     "benchmarks/smollm2/drafters.md": [
         lambda: unnamed(drafters.path_lines(drafted(), drafters.LADDER)),
@@ -518,7 +524,7 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     own = drafted("amounts.csv")
     lines += [*drafters.learned_lines(drafted()), *amounts.text_lines(own)]
-    for names in (FORWARD, CONDITIONED, amounts.OF_ONE_TEXT, amounts.BY_UPDATES):
+    for names in (FORWARD, CONDITIONED, amounts.OF_ONE_TEXT, amounts.BY_UPDATES, *amounts.BY_LAYERS.values()):
         lines += amounts.gain_lines(own, names)
     longer = [*amounts.LONGER.values()], [*amounts.LONGER]
     for names, others in ((CONDITIONED, FORWARD), COMPARED, longer):
@@ -528,6 +534,19 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
     assert len(quoted) >= least
     assert quoted <= gains
+
+
+def test_a_figure_has_what_each_step_gains_by_how_far_drafters_walk() -> None:
+    counts = drafted("amounts.csv") | drafted()
+    drawn, families = amounts.figure(counts), [*amounts.FAMILIES.values()]
+    own = len(families) - 2  # drafters of the other page have no 4-gram of the same text
+    assert [len(axes.lines) for axes in drawn.axes] == [len(families)] * 4 + [own] * 2
+    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == [*amounts.FAMILIES]
+    for axes, (one, other) in zip(drawn.axes, amounts.STEPS.values(), strict=True):
+        for line, names in zip(axes.lines, families, strict=False):
+            per_call = [[counts[name, each][:, :2].sum(axis=0) for each in ("walk", one, other)] for name in names]
+            walks, ones, others = (np.array(each)[:, 0] / np.array(each)[:, 1] for each in zip(*per_call, strict=True))
+            np.testing.assert_allclose(line.get_xydata(), np.stack([walks, 100 * (ones / others - 1)], axis=1))
 
 
 @pytest.mark.slow
