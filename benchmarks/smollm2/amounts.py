@@ -116,10 +116,10 @@ def heads(work: Path, texts: Sequence[Path], name: str) -> Path:
 
 def block(work: Path, texts: Sequence[Path], name: str) -> Path:
     """A block drafter, after a fifth of the heads' updates, of 12 texts with 32 anchors in each."""
-    home, (texts_read, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
+    home, (_, mask, _, layers, _) = work / "amounts" / "blocks", name.split()
     training = drafters.block_training(work, home / texts[-1].name, lambda: Texts.joined([*map(Texts.load, texts)]))
     more = f"{drafters.BLOCK} --{mask} --num-layers {layers} --batch-size 12 --accumulate 3"
-    latticebpd(*training, more, f"--steps {AMOUNTS[texts_read][1] // 5} -o", home / slug(name))
+    latticebpd(*training, more, f"--steps {AMOUNTS[amount(name)][1] // 5} -o", home / slug(name))
     return home / slug(name)
 
 
@@ -168,7 +168,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, str]]:
 # ---------------------------------------------------------------- tables
 def change(names: Names, ones: Sequence[np.ndarray], others: Sequence[np.ndarray] = ()) -> str:
     """What three times the text change in tokens per call, or in the gain over others in percentage points: the slope
-    of a straight line through the amounts of text of drafters, of each of which there are counts."""
+    of a straight line through the drafters' amounts of text.  names: of the drafters, whose counts these are."""
 
     def efficiencies(counts: Sequence[np.ndarray], drawn: np.ndarray) -> np.ndarray:
         sums = [each[drawn].sum(axis=-2) for each in counts]
@@ -240,9 +240,8 @@ def figure(counts: drafters.Counts) -> Figure:
             if cells:
                 at = [walk[:, 0].sum() / walk[:, 1].sum() for walk, *_ in cells]
                 draw_band(axes, at, [100 * np.array(trees.gained(*pair)) for _, *pair in cells], family, number)
-        axes.set(
-            title=step, ylabel="gain, %", xlabel="tokens per call of a walk", ylim=(min(0, axes.get_ylim()[0]), None)
-        )
+        axes.set(title=step, ylabel="gain, %", xlabel="tokens per call of a walk")
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     drawn.axes[0].legend(fontsize=8, loc="lower right")
     return drawn
 

@@ -126,13 +126,13 @@ def own_text(work: Path, data: Path, further: Sequence[Path] = ()) -> tuple[Path
 
 
 def save_corpus(texts: Sequence[Path]) -> Path:
-    """Texts of files as the n-gram models read them, next to the last."""
+    """The texts of some files as a corpus for n-gram models, next to the last file."""
     corpus, joined = texts[-1].with_suffix(".npy"), lambda: Texts.joined([*map(Texts.load, texts)])
     return stage(corpus, lambda: np.save(corpus, joined().corpus(END, 3).astype(np.uint16)))
 
 
 def estimate(corpus: Path, output: Path, limit: str) -> Path:
-    """A 4-gram model."""
+    """A 4-gram model.  limit: the option that bounds its n-grams."""
     options = (f"--order 4 --end-of-text {END} {limit} --tokenizer", Path(resolved(MODEL)) / "tokenizer.json")
     return stage(output, lambda: latticebpd("lm train", corpus, *options, "-o", output))
 

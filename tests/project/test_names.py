@@ -33,7 +33,7 @@ REPEATED = {"base", "__init__", "options", "block", "heads", "masks"}
 """Basenames that two packages, or a family and its training, may share."""
 MAX_LINES = 40_503
 """Of the three packages, at 120 columns; to be lowered, never raised."""
-MAX_BENCHMARK_LINES = 6_908
+MAX_BENCHMARK_LINES = 6_907
 MAX_PARAMETERS, MAX_WIDE_FUNCTIONS = 8, 12
 
 
