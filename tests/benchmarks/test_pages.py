@@ -399,6 +399,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: passes("passes-random.csv"),
         lambda: passes("passes-two-threads.csv", threads="2"),
         lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
+        lambda: passes("passes-zen5.csv"),
         lambda: passes("passes-avx2.csv"),
         perplexities,
         harness,
