@@ -33,7 +33,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, parallel, stock
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 
 BEAM = "beam 5"
 ESTIMATE = algorithms.LengthRatio(1.5, 5.0)

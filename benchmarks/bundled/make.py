@@ -28,8 +28,8 @@ from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.checkpoints import load_base
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.checkpoints import load_base
+from latticebpd.models.transformers.transformers_model import BaseModel
 from lm_training.data import corpus as corpora
 from lm_training.data.corpus import Document, is_held_out
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled

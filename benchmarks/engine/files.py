@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from fst.files import replacing
-from latticebpd.target.catalogue import CATALOGUE, _downloaded
+from latticebpd.models.catalogue import CATALOGUE, _downloaded
 
 Q4_1 = GGMLQuantizationType.Q4_1
 BLOCKS = {"Q4_0": (18, 4.6), "Q8_0": (34, 73.9)}

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from benchmarks import common
 from latticebpd import custom_generate, load
-from latticebpd.target.weight_kinds import FILE, FLOAT32, TORCH
+from latticebpd.models.weight_kinds import FILE, FLOAT32, TORCH
 
 SYSTEMS = {
     "transformers": (TORCH, None), "float32, greedy": (FLOAT32, "greedy"),

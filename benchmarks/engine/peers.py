@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from benchmarks.common import run, stage
 from benchmarks.engine.files import smollm2
-from latticebpd.target.catalogue import cache_folder, resolved
+from latticebpd.models.catalogue import cache_folder, resolved
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {

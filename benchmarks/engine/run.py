@@ -25,8 +25,8 @@ from benchmarks import common
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
 from latticebpd.measuring.spec_bench import Question, read_questions
-from latticebpd.target.catalogue import resolved
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.chat import ChatTemplate
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 CONTEXT, STARTS, NEW_TOKENS, WINDOW = 200, 3, 128, 256

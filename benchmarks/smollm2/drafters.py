@@ -57,7 +57,7 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import calibrated_scorer
-from latticebpd.target.catalogue import resolved
+from latticebpd.models.catalogue import resolved
 
 ROOT, QUESTIONS, COUNT = HERE.parents[1], "questions.jsonl", 130
 TEXTS, WRITTEN, FITTED = 6000, 8182, 80

@@ -28,8 +28,8 @@ from fst.files import replacing
 from latticebpd import load
 from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.catalogue import resolved
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.chat import ChatTemplate
 
 HERE = Path(__file__).parent
 

@@ -30,7 +30,7 @@ from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, save_pr
 from benchmarks.study.kim_tasks import DOCUMENTS, TASKS, documents, shingles
 from fst.files import save_array
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.chat import ChatTemplate
 from lm_training.data.distill import distilled_directory
 
 SEED = 20261123

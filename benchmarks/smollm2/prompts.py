@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common import read_lines
 from fst.files import write_text
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.chat import ChatTemplate
 
 SEED = 20240611
 MAX_TOKENS = 350  # the whole prompt with the chat template

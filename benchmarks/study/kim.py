@@ -49,8 +49,8 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
-from latticebpd.target.catalogue import resolved
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.chat import ChatTemplate
 from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.inputs import Inputs
 from lm_training.ngram.perplexity import perplexity as ngram_perplexity

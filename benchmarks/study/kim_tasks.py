@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import read_lines
-from latticebpd.target.chat import PlainText
+from latticebpd.models.chat import PlainText
 
 TUNING_PARTS, TEST_PARTS, HELD = range(1), range(1, 4), range(4)
 """Of 25 parts of documents those with texts to tune and to test; n-gram models may not read them."""

@@ -43,7 +43,7 @@ from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System,
 from latticebpd.measuring.needed_slots import fewest
 from latticebpd.report.theme import FAINT, INK, SERIES, STYLE
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 
 JACOBI_BLOCKS = (2, 3, 5, 8)
 BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))

@@ -54,8 +54,8 @@ def decode_again(
     from latticebpd.lattices.shards import text_ends, texts_of
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
-    from latticebpd.target.chat import PlainText
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.chat import PlainText
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}

@@ -16,7 +16,7 @@ from latticebpd.checks import expect
 
 if TYPE_CHECKING:
     from latticebpd.lattices.texts import Texts
-    from latticebpd.target.chat import PlainText
+    from latticebpd.models.chat import PlainText
 
 
 def read_texts(
@@ -94,7 +94,7 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
 
 
 def _conversations(path: Path, prompts: PlainText) -> Iterator[tuple[list[int], int]]:
-    from latticebpd.target.chat import ChatTemplate, read_messages
+    from latticebpd.models.chat import ChatTemplate, read_messages
 
     if not isinstance(prompts, ChatTemplate):
         raise ValueError(f"{path}: expected a tokenizer with a chat template for conversations, got none, or --no-chat")

@@ -74,7 +74,7 @@ def jacobi(
     from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.jacobi import jacobi as parallel_jacobi
     from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     torch.set_num_threads(threads)
     loaded = load(model, ignore_beams=ignore_beams)

@@ -80,7 +80,7 @@ def initial_values(
     from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, RandomTokens, SourceCopy
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     base = BaseModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
@@ -105,7 +105,7 @@ def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str
     """What the numbers depend on, in one line: the settings, the model's size, the machine."""
     from latticebpd._version import __version__
     from latticebpd.machine import machine_settings
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     base = BaseModel.of(served).model
     all_settings = {

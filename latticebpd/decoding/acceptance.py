@@ -20,7 +20,7 @@ from latticebpd.checks import expect
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.values import as_tensor
-from latticebpd.target.verifier import Verified
+from latticebpd.verification.verifier import Verified
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.chat import ChatTemplate
 
 
 class Chat:

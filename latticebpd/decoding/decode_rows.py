@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.greedy_settings import GreedySettings
-    from latticebpd.target.forward import EncodedSource
+    from latticebpd.verification.forward import EncodedSource
 
     Settings: TypeAlias = GenerationSettings | GreedySettings
 
@@ -61,7 +61,7 @@ def prepare(base: Any, input_ids: Ids, attention_mask: Mask | None, settings: An
     rows = unpadded(ids, mask)
     if not base.is_encoder_decoder:
         return Prompts(ids, rows, [[] for _ in rows], None)
-    from latticebpd.target.forward import EncodedSource
+    from latticebpd.verification.forward import EncodedSource
 
     base.check_sources(ids.shape[1])
     starts = np.array(settings.start_ids(len(rows)))[:, None]

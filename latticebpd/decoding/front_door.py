@@ -28,12 +28,12 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import converts
 from latticebpd.machine import machine_settings, processor
 from latticebpd.scoring.rescoring import is_calibrated
-from latticebpd.target.catalogue import cache_folder, resolved
-from latticebpd.target.chat import PlainText, prompt_format
-from latticebpd.target.engine_target import UNREADABLE, EngineTarget, engine_target
-from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
-from latticebpd.target.model_tokenizer import ModelTokenizer
-from latticebpd.target.weight_kinds import FILE, INT8, TORCH
+from latticebpd.models.catalogue import cache_folder, resolved
+from latticebpd.models.chat import PlainText, prompt_format
+from latticebpd.models.engine.engine_target import UNREADABLE, EngineTarget, engine_target
+from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
+from latticebpd.models.model_tokenizer import ModelTokenizer
+from latticebpd.models.weight_kinds import FILE, INT8, TORCH
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,7 @@ class Loaded:
         """What passes are computed from, see :func:`load`."""
         if self.target is not None:
             return FILE
-        from latticebpd.target.engine import engine_of
+        from latticebpd.models.engine.engine import engine_of
 
         engine = engine_of(self.base)
         return TORCH if engine is None else engine.weights
@@ -262,7 +262,7 @@ def load(
     chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
     system_prompt: of the chat; by default the template's own.
     ignore_beams: decode greedily even if the model's generation config asks for beam search.
-    weights: what passes are computed from (:mod:`latticebpd.target.engine`): ``"float32"``, ``"int8"`` or ``"file"``
+    weights: what passes are computed from (:mod:`latticebpd.models.engine.engine`): ``"float32"``, ``"int8"`` or ``"file"``
         (the blocks of a GGUF file) by the CPU engine, or ``"torch"``. By default the file's where there is one, else
         float32; PyTorch where the engine does not know the model.
     bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
@@ -282,7 +282,7 @@ def load(
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.drafters.heads.head_family import HeadLattices
     from latticebpd.drafters.registry import check_decodes, load_source
-    from latticebpd.target.engine import engine_for
+    from latticebpd.models.engine.engine import engine_for
 
     check_decodes(directory)
     model = _stock_model(directory, dtype, ignore_beams)
@@ -309,7 +309,7 @@ def _without_pytorch(
 
     def load_stock() -> Any:
         from latticebpd.drafters.heads.blockwise import BlockwiseLM
-        from latticebpd.target.engine import share_engine
+        from latticebpd.models.engine.engine import share_engine
 
         model = _stock_model(directory, None)
         share_engine(_base(model), target)
@@ -350,7 +350,7 @@ def _stock_model(
 
 
 def _base(model: Any) -> Any:
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
 
     return BaseModel.of(model).model
 

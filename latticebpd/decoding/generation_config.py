@@ -22,7 +22,7 @@ from latticebpd.checks import expect
 from latticebpd.decoding.greedy_settings import DEFAULT_NEW_TOKENS, check_new_tokens
 from latticebpd.decoding.processors import check_processors, without_padding
 from latticebpd.lattices.values import token_ids
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 WARPERS = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Fields that sampling honours; without it they have no effect, as in ``generate()``."""

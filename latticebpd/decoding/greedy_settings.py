@@ -8,7 +8,7 @@ from typing import Any
 
 from latticebpd.checks import expect
 from latticebpd.lattices.values import token_ids
-from latticebpd.target.engine_target import EngineTarget
+from latticebpd.models.engine.engine_target import EngineTarget
 
 DEFAULT_NEW_TOKENS = 256
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
-    from latticebpd.target.engine_target import EngineTarget
-    from latticebpd.target.stock_model import Model
+    from latticebpd.models.engine.engine_target import EngineTarget
+    from latticebpd.models.transformers.transformers_model import Model
 
 EXACT = Exact()
 

@@ -22,11 +22,11 @@ from latticebpd.drafters.drafter import Drafter, State, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
-from latticebpd.target.engine_target import EngineTarget, target_of
-from latticebpd.target.engine_verifier import EngineVerifier
+from latticebpd.models.engine.engine_target import EngineTarget, target_of
+from latticebpd.verification.engine_verifier import EngineVerifier
 
 if TYPE_CHECKING:
-    from latticebpd.target.stock_model import Model
+    from latticebpd.models.transformers.transformers_model import Model
 
 DAY = 24 * 3600
 COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)

@@ -18,15 +18,15 @@ from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_text
 from latticebpd.decoding.greedy_settings import GreedySettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
-from latticebpd.target.engine_target import EngineTarget, target_of
-from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.verifier import Verified, Verifier
+from latticebpd.models.engine.engine_target import EngineTarget, target_of
+from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.verification.verifier import Verified, Verifier
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
     from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.target.stock_model import Model
+    from latticebpd.models.transformers.transformers_model import Model
 
 
 class SessionOptions(TypedDict, total=False):
@@ -62,7 +62,7 @@ class TextCache:
         """One that has read the first ``shared`` tokens of a prompt, never all of them; new if that is none."""
         owner: tuple[object, ...] = (base, use_cache, layers)
         if not isinstance(base, EngineTarget):
-            from latticebpd.target.engine import engine_of
+            from latticebpd.models.engine.engine import engine_of
 
             owner = (base.model, engine_of(base.model), use_cache, layers)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False))
@@ -141,7 +141,7 @@ def verifier_of(base: Any, source: Any = None, use_cache: bool = True, layers: t
     """The fastest verifier that is correct for a ``BaseModel`` or ``EngineTarget``."""
     if isinstance(base, EngineTarget):
         return EngineVerifier(base, layers)
-    from latticebpd.target.verifier_choice import verifier_for
+    from latticebpd.verification.verifier_choice import verifier_for
 
     return verifier_for(base, source, use_cache, layers)
 

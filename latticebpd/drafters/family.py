@@ -17,7 +17,7 @@ from latticebpd.lattices.sausage import SausageLattice
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from latticebpd.target.stock_model import Model
+    from latticebpd.models.transformers.transformers_model import Model
 
 
 PositionLattices: TypeAlias = "Iterator[tuple[list[SausageLattice], Tensor | None]]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latticebpd.drafters.drafter import State
-from latticebpd.target.row_cache import RowCache
+from latticebpd.verification.row_cache import RowCache
 
 
 class PrefixCache:

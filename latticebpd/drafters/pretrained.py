@@ -16,10 +16,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from fst.printable import plain_words
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
-from latticebpd.target.catalogue import resolved
-from latticebpd.target.checkpoints import load_base
-from latticebpd.target.gguf import load_gguf, load_gguf_tokenizer
-from latticebpd.target.gguf_file import is_gguf
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.transformers.checkpoints import load_base
+from latticebpd.models.gguf.gguf_checkpoints import load_gguf, load_gguf_tokenizer
+from latticebpd.models.gguf.gguf_file import is_gguf
 
 Name: TypeAlias = "str | os.PathLike[str]"
 

@@ -12,8 +12,8 @@ from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 MAX_LOGITS = 1 << 25
 """Outputs held at a time."""

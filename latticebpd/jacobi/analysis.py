@@ -19,7 +19,7 @@ from latticebpd.jacobi.initial_values import Initial
 from latticebpd.jacobi.solution import UNKNOWN, TokenStatus, Trajectory, trajectory
 from latticebpd.jacobi.solver import gauss_seidel_jacobi, jacobi
 from latticebpd.lattices.token_text import CLASSES, classes, piece
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 
 @dataclass(frozen=True)

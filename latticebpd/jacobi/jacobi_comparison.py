@@ -29,7 +29,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.jacobi.solution import Solution
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import first_number
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 GREEDY = "greedy"
 CROSS_KEYS_AND_VALUES = ("encoder_attn.k_proj", "encoder_attn.v_proj", "EncDecAttention.k", "EncDecAttention.v")

@@ -27,8 +27,8 @@ from latticebpd.jacobi.block_schedule import BlockSchedule, Length
 from latticebpd.jacobi.initial_values import Initial, Padding
 from latticebpd.jacobi.solution import Iterate, Solution
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.stock_model import Model
-from latticebpd.target.verifier import Verified
+from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.verification.verifier import Verified
 
 
 class JacobiOptions(SessionOptions, total=False):

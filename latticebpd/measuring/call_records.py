@@ -22,7 +22,7 @@ from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 
 class End(Enum):

@@ -36,7 +36,7 @@ from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 
 class NoLatticeError(ValueError):

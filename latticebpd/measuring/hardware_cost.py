@@ -37,7 +37,7 @@ from latticebpd.lattices.values import first_number
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-    from latticebpd.target.stock_model import BaseModel, Model
+    from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
@@ -76,7 +76,7 @@ class ModelShape:
         Raises ValueError where the configuration does not name a width. source: mean tokens of the texts' sources.
         """
         from latticebpd.drafters.heads.blockwise import BlockwiseLM
-        from latticebpd.target.stock_model import BaseModel
+        from latticebpd.models.transformers.transformers_model import BaseModel
 
         base = BaseModel.of(model)
         config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None

@@ -23,7 +23,7 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
 PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 References: TypeAlias = Sequence[Sequence[str]]
 """One or more of every text."""

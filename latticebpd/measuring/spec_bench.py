@@ -31,9 +31,9 @@ from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.json_files import read_json_lines
-from latticebpd.target.chat import PlainText
-from latticebpd.target.engine import engine_of
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.chat import PlainText
+from latticebpd.models.engine.engine import engine_of
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 Result = tuple[Tensor, int, int, list[int]]
 """``output_ids [1, length]`` with the prompt; new tokens; calls after the prefill; tokens that each call committed."""

@@ -36,7 +36,7 @@ from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 
 log = logging.getLogger("uvicorn.error")
 

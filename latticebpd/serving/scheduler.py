@@ -22,7 +22,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
 from latticebpd.serving.schema import RequestError
-from latticebpd.target.engine_verifier import BLOCK, EngineVerifier
+from latticebpd.verification.engine_verifier import BLOCK, EngineVerifier
 
 log = logging.getLogger("uvicorn.error")
 

@@ -67,7 +67,7 @@ def block_drafter(
     from latticebpd.drafters.block.block_network import BlockDrafter, config_for
     from latticebpd.drafters.block.lattice_reranker import RerankerConfig
     from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import BaseModel
     from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data

@@ -50,9 +50,9 @@ def distill(
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
-    from latticebpd.target.catalogue import resolved
-    from latticebpd.target.engine import engine_for, engine_of
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.catalogue import resolved
+    from latticebpd.models.engine.engine import engine_for, engine_of
+    from latticebpd.models.transformers.transformers_model import BaseModel
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled

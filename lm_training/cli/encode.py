@@ -58,7 +58,7 @@ def encode(
     conversation = None
     if chat:
         from latticebpd.drafters import pretrained
-        from latticebpd.target.chat import ChatTemplate
+        from latticebpd.models.chat import ChatTemplate
         from lm_training.data.templates import Conversation
 
         template = ChatTemplate(pretrained.load_tokenizer(tokenizer.parent), None, system_prompt)

@@ -126,8 +126,8 @@ def heads(
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise, new_heads
     from latticebpd.drafters.pretrained import load_stock
-    from latticebpd.target.catalogue import resolved
-    from latticebpd.target.stock_model import BaseModel
+    from latticebpd.models.catalogue import resolved
+    from latticebpd.models.transformers.transformers_model import BaseModel
     from lm_training.cli.training_run import report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
@@ -193,8 +193,8 @@ def hidden(
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part, share_size
-    from latticebpd.target.catalogue import resolved
-    from latticebpd.target.engine import engine_for
+    from latticebpd.models.catalogue import resolved
+    from latticebpd.models.engine.engine import engine_for
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
     from lm_training.data.training_data import load_texts

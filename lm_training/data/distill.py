@@ -33,12 +33,12 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.engine import engine_of
-from latticebpd.target.engine_verifier import BLOCK
-from latticebpd.target.grouped_attention import grouped_attention
-from latticebpd.target.stock_model import BaseModel
-from latticebpd.target.verifier_choice import tree_placement
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.engine.engine import engine_of
+from latticebpd.verification.engine_verifier import BLOCK
+from latticebpd.verification.grouped_attention import grouped_attention
+from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import StateOptions, save_states, states_of
@@ -219,7 +219,7 @@ def distill(
 ) -> None:
     """Fill ``directory`` with shards; existing ones are left unchanged.
 
-    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.target.engine`): rows that end make
+    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.models.engine.engine`): rows that end make
     room for the next prompts, those of the next shard included. Rounded weights write other texts: they are among the
     settings.
 

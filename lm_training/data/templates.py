@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from latticebpd.checks import expect
 
 if TYPE_CHECKING:
-    from latticebpd.target.chat import ChatTemplate
+    from latticebpd.models.chat import ChatTemplate
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
@@ -77,7 +77,7 @@ class Conversation:
 
     def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
         """Prompt and answer; ValueError for missing messages, fields or answer, or if the template refuses them."""
-        from latticebpd.target.chat import USER, parted
+        from latticebpd.models.chat import USER, parted
 
         if self.asked is not None:
             turn, answer = self.asked.fill(fields)

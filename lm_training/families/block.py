@@ -37,8 +37,8 @@ from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
 from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
 from latticebpd.lattices.texts import padded
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import layer_name, read_states
 from lm_training.data.shortlist import fingerprint, shortlist_indices

@@ -29,8 +29,8 @@ from latticebpd.drafters import Drafter, VanillaDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel, Model, Projection
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel, Model, Projection
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint

@@ -32,9 +32,9 @@ from latticebpd.checks import expect
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.forward import EncodedSource
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.verification.forward import EncodedSource
+from latticebpd.models.transformers.transformers_model import BaseModel
 from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairBatch, PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon

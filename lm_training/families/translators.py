@@ -22,8 +22,8 @@ from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.drafters.masks.mask_network import load_verifier
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel
 from lm_training.families.shapes import TranslationShape
 from lm_training.training.labels import token_measures
 from lm_training.training.optimizers import adamw_and_muon

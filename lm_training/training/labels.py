@@ -17,7 +17,7 @@ from torch import Tensor
 
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 from lm_training.data.batching import require_vocabulary
 from lm_training.data.hidden_states import LAST, layer_name
 from lm_training.data.shortlist import shortlist_indices

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from latticebpd.target.catalogue import model_folder
+from latticebpd.models.catalogue import model_folder
 
 ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "docs" / "tour.ipynb"

@@ -37,7 +37,7 @@ from fst.files import replacing, write_text
 from latticebpd.checks import expect
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, is_vocabulary
 from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-from latticebpd.target.checkpoints import safetensors_in
+from latticebpd.models.transformers.checkpoints import safetensors_in
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

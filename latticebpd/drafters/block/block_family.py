@@ -20,7 +20,7 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy, text_states
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.stock_model import Model
+from latticebpd.models.transformers.transformers_model import Model
 
 DRAFTS_ONLY = "a block drafter"
 recognises = is_block_drafter

@@ -39,7 +39,7 @@ from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
 from latticebpd.drafters.block.candidate_selector import CandidateSelector
 from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
-from latticebpd.target.stock_model import BaseModel, Model, Projection, cache_argument
+from latticebpd.models.transformers.transformers_model import BaseModel, Model, Projection, cache_argument
 
 
 @dataclass(frozen=True, eq=False)

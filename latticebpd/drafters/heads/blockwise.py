@@ -46,8 +46,8 @@ from latticebpd.drafters.heads.engine_heads import (
 )
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
-from latticebpd.target.checkpoints import load_base, stored_fingerprint
-from latticebpd.target.stock_model import BaseModel, Projection
+from latticebpd.models.transformers.checkpoints import load_base, stored_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel, Projection
 
 DAMAGED_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 

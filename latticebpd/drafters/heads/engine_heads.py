@@ -18,7 +18,7 @@ from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
 from latticebpd.machine import num_threads
-from latticebpd.target.engine_target import EngineTarget
+from latticebpd.models.engine.engine_target import EngineTarget
 
 EPSILON = _engine.EPSILON
 """Added to the mean square of a vector, which may be padding's embedding, all zeros."""

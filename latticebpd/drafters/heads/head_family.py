@@ -18,7 +18,7 @@ from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
-from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
 
 DRAFTS_ONLY = None
 recognises = is_blockwise

@@ -34,7 +34,7 @@ from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.cpu.packed_weights import PackedWeights, is_plain
 from latticebpd.machine import num_threads
-from latticebpd.target.stock_model import Projection
+from latticebpd.models.transformers.transformers_model import Projection
 
 
 class Heads(nn.Module):

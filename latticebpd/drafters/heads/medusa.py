@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 from latticebpd.checks import expect
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import MedusaHeads
-from latticebpd.target.checkpoints import safetensors_in
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.checkpoints import safetensors_in
+from latticebpd.models.transformers.transformers_model import BaseModel
 
 _NAME = re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
 

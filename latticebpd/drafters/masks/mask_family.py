@@ -18,7 +18,7 @@ from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel,
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 DRAFTS_ONLY = f"a {ROLE}"
 recognises = is_drafter

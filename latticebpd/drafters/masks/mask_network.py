@@ -34,10 +34,10 @@ from transformers import PreTrainedModel
 
 from latticebpd.checks import expect, expect_equal
 from latticebpd.lattices.json_files import from_record, read_json, write_json
-from latticebpd.target.checkpoints import load_base
-from latticebpd.target.forward import EncodedSource
-from latticebpd.target.stock_model import BaseModel
-from latticebpd.target.tree_positions import ByEmbedding
+from latticebpd.models.transformers.checkpoints import load_base
+from latticebpd.verification.forward import EncodedSource
+from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.tree_positions import ByEmbedding
 
 DRAFTER_CONFIG = "drafter.json"
 FORMAT_VERSION = 1

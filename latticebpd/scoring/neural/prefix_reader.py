@@ -20,13 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
-from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.recompute import RecomputingVerifier
-from latticebpd.target.stock_model import BaseModel
-from latticebpd.target.tree_attention import TreeVerifier
-from latticebpd.target.tree_positions import Placement
-from latticebpd.target.verifier import Verified
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.verification.recompute import RecomputingVerifier
+from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.tree_attention import TreeVerifier
+from latticebpd.verification.tree_positions import Placement
+from latticebpd.verification.verifier import Verified
+from latticebpd.verification.verifier_choice import verifier_for
 
 PROJECTED = 256
 """The most prefixes whose logits over the full vocabulary are in memory at a time."""

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latticebpd.cpu import _engine
-from latticebpd.target.gguf_file import BLOCKS, GgmlType, GgufTensor
-from latticebpd.target.gguf_weights import dequantized
+from latticebpd.models.gguf.gguf_file import BLOCKS, GgmlType, GgufTensor
+from latticebpd.models.gguf.gguf_weights import dequantized
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 HALVES = {

@@ -35,7 +35,7 @@ from latticebpd import (
     generate,
 )
 from latticebpd.decoding.acceptance import walk
-from latticebpd.target.verifier import Verified
+from latticebpd.verification.verifier import Verified
 from tests.helpers.tiny_families import tiny
 
 VOCABULARY = 6

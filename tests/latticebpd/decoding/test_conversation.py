@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from latticebpd import Chat, NoDrafter, load
-from latticebpd.target.chat import read_messages
+from latticebpd.models.chat import read_messages
 from tests.helpers.chat_models import save_chat_model
 from tests.helpers.tokenizers import TEMPLATE
 

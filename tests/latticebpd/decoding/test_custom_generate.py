@@ -42,7 +42,7 @@ from latticebpd import (
 )
 from latticebpd.drafters.bundled import MODEL
 from latticebpd.drafters.pretrained import load_tokenizer
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.model_families import tiny_of
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters

@@ -14,7 +14,7 @@ from latticebpd import DraftTree, State, generate
 from latticebpd.drafters import GoldDrafter, NoDrafter, PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi import gauss_seidel_jacobi
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 PROMPTS = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 8, 9, 10], [11, 12, 13, 14, 15]])

@@ -15,9 +15,9 @@ from latticebpd.drafters import drafter_named
 from latticebpd.drafters.bundled import load_prompts
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
-from latticebpd.target.engine import make_engine
-from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.models.engine.engine import make_engine
+from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.verification.verifier_choice import verifier_for
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.engine_models import on_engine, stock, with_heads
 from tests.helpers.tiny_families import VOCABULARY

@@ -19,8 +19,8 @@ from latticebpd import Drafter, NoDrafter, drafter_named, generate, load
 from latticebpd.decoding.front_door import Loaded
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_family import BlockLattices
-from latticebpd.target.engine import engine_for, engine_of
-from latticebpd.target.engine_families import objection
+from latticebpd.models.engine.engine import engine_for, engine_of
+from latticebpd.models.engine.engine_families import objection
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run

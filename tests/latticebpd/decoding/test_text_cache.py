@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from latticebpd import DraftTree, GoldDrafter, NoDrafter, PromptNgramDrafter, TextCache, generate
-from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.recompute import RecomputingVerifier
-from latticebpd.target.tree_attention import TreeVerifier
+from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.verification.recompute import RecomputingVerifier
+from latticebpd.verification.tree_attention import TreeVerifier
 from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
 

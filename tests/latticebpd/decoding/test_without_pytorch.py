@@ -20,8 +20,8 @@ from latticebpd.drafters.heads.engine_heads import EngineHeadLattices
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
 from latticebpd.scoring.calibration import calibration_path
-from latticebpd.target.catalogue import GGUF_NAME, model_folder
-from latticebpd.target.engine_target import engine_target
+from latticebpd.models.catalogue import GGUF_NAME, model_folder
+from latticebpd.models.engine.engine_target import engine_target
 from tests.helpers.drafters import LM, WEIGHTS
 from tests.helpers.gguf_files import FLOATS, written
 from tests.helpers.tokenizers import TEMPLATE, letters

@@ -18,7 +18,7 @@ from latticebpd.drafters.assistant import assistant_family
 from latticebpd.drafters.assistant.assistant_family import AssistantLattices
 from latticebpd.drafters.registry import FAMILIES, family_of
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader
-from latticebpd.target.engine import engine_of
+from latticebpd.models.engine.engine import engine_of
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters

@@ -17,7 +17,7 @@ from latticebpd.drafters.block.block_network import (
     config_for,
     default_layer_ids,
 )
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 
 SIZE, HEADS, KEY_HEADS, HEAD = 24, 4, 2, 6

@@ -32,7 +32,7 @@ from latticebpd.drafters.drafter import needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import greedy_chain
 from latticebpd.scoring.rescoring import as_scorer
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
 

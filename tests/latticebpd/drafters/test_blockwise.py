@@ -21,7 +21,7 @@ from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.rescoring import as_scorer
-from latticebpd.target.checkpoints import load_base
+from latticebpd.models.transformers.checkpoints import load_base
 from lm_training.data.corpus import train_tokenizer
 from tests.helpers.blockwise_models import tiny_model
 

@@ -23,8 +23,8 @@ from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.paying_drafts import DraftingBudget, PayingDrafter, paying_nodes
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.target.best_tokens import BestTokens
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.verification.best_tokens import BestTokens
+from latticebpd.verification.verifier_choice import verifier_for
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 

@@ -24,8 +24,8 @@ from latticebpd.drafters.masks.mask_network import (
     load_verifier,
     masked_columns,
 )
-from latticebpd.target.tree_positions import ByEmbedding
-from latticebpd.target.verifier_choice import tree_placement
+from latticebpd.verification.tree_positions import ByEmbedding
+from latticebpd.verification.verifier_choice import tree_placement
 from tests.helpers.drafters import ScriptedDrafter, gad_drafter, gad_paths_drafter, gad_tree_drafter
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 from tests.helpers.translators import END, MASK, NEW, SOURCES, greedy, padded, verifier_of

@@ -20,7 +20,7 @@ from latticebpd.drafters.strategies import BeamTree, GreedyChain
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.rescoring import as_scorer
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.block_drafters import VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
 

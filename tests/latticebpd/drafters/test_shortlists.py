@@ -16,7 +16,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.collect import CollectOptions, collect
-from latticebpd.target.checkpoints import load_base
+from latticebpd.models.transformers.checkpoints import load_base
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 

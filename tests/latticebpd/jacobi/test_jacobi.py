@@ -34,8 +34,8 @@ from latticebpd.jacobi import (
     trajectory,
 )
 from latticebpd.jacobi.solution import UNKNOWN
-from latticebpd.target.forward import EncodedSource
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.verification.forward import EncodedSource
+from latticebpd.verification.verifier_choice import verifier_for
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.rule_models import (
     RuleModel,

@@ -9,7 +9,7 @@ import torch
 from sacrebleu import corpus_bleu
 
 from latticebpd.measuring.quality import bleu, exact_match, f1, normalised, perplexity, rouge_l
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from tests.helpers.tiny_families import tiny
 
 

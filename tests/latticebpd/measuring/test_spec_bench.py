@@ -25,7 +25,7 @@ from latticebpd.measuring.spec_bench import (
     read_questions,
     write_answers,
 )
-from latticebpd.target.chat import PlainText
+from latticebpd.models.chat import PlainText
 from tests.helpers.blockwise_models import greedy
 
 QUESTIONS = [

@@ -511,7 +511,7 @@ def test_rescoring_that_was_broken_off_leaves_no_false_memory(monkeypatch: pytes
     longer = [[*text, 9] for text in texts[::-1]]
     with monkeypatch.context() as broken:
         broken.setattr(
-            "latticebpd.target.tree_attention.TreeVerifier.verify", lambda *_: (_ for _ in ()).throw(MemoryError)
+            "latticebpd.verification.tree_attention.TreeVerifier.verify", lambda *_: (_ for _ in ()).throw(MemoryError)
         )
         with pytest.raises(MemoryError):
             rescorer.paths(lattices, longer, 1)

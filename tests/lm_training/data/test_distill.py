@@ -22,7 +22,7 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.shards import share_size
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states

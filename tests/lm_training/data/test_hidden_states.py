@@ -18,7 +18,7 @@ from latticebpd.cli import app
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.models.transformers.transformers_model import BaseModel
 from lm_training.data.hidden_states import (
     HiddenStates,
     StateOptions,

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from latticebpd import VanillaDrafter, generate
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.checkpoints import load_base
+from latticebpd.models.transformers.checkpoints import load_base
 from lm_training.families.heads import train_blockwise
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.training_options import BlockwiseTraining
