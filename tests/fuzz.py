@@ -36,10 +36,10 @@ from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.lattice_files import blocks
-from latticebpd.scoring.weights import Tuning
 from latticebpd.models.gguf.gguf_file import GgufFile
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import dequantized
+from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattices import num_paths, top_arcs
 from tests.helpers.trigrams import good_model
 

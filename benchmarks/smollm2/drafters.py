@@ -53,11 +53,11 @@ from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.spec_bench import read_questions
 from latticebpd.measuring.tuning import tune
+from latticebpd.models.catalogue import resolved
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import calibrated_scorer
-from latticebpd.models.catalogue import resolved
 
 ROOT, QUESTIONS, COUNT = HERE.parents[1], "questions.jsonl", 130
 TEXTS, WRITTEN, FITTED = 6000, 8182, 80

@@ -45,12 +45,12 @@ from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.oracle_tally import tally
 from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
 from latticebpd.measuring.tuning import ALPHAS, tune
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.chat import ChatTemplate
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
-from latticebpd.models.catalogue import resolved
-from latticebpd.models.chat import ChatTemplate
 from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.inputs import Inputs
 from lm_training.ngram.perplexity import perplexity as ngram_perplexity

@@ -32,9 +32,9 @@ from benchmarks.study.kim_tasks import Task
 from latticebpd import BlockwiseLM, LatticeSet
 from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.texts import Texts
-from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from lm_training.data.distill import load_distilled
 
 HEADS, OWN, OWN_NAMES = (3, 6, 9), "own", ("squad", "dialogsum", "code")

@@ -41,9 +41,9 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, stock
 from latticebpd.measuring.needed_slots import fewest
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.report.theme import FAINT, INK, SERIES, STYLE
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
-from latticebpd.models.transformers.transformers_model import BaseModel
 
 JACOBI_BLOCKS = (2, 3, 5, 8)
 BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))

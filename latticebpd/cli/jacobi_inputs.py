@@ -78,9 +78,9 @@ def initial_values(
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, RandomTokens, SourceCopy
+    from latticebpd.models.transformers.transformers_model import BaseModel
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
-    from latticebpd.models.transformers.transformers_model import BaseModel
 
     base = BaseModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):

@@ -47,9 +47,9 @@ def report(
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
+    from latticebpd.models.catalogue import resolved
     from latticebpd.report import DataSet, Options, make_report
     from latticebpd.report import measure as measure_all
-    from latticebpd.models.catalogue import resolved
 
     wanted, remedy = "data sets of different names", "; name them as NAME=PATH"
     named = named_paths(lattices, lambda name: bool(name) and "/" not in name, wanted, remedy)

@@ -29,8 +29,8 @@ from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.lattices.values import token_ids
-from latticebpd.verification.forward import EncodedSource
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.forward import EncodedSource
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 HARNESS_CRITERION = "MultiTokenEOSCriteria"

@@ -27,13 +27,13 @@ from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import converts
 from latticebpd.machine import machine_settings, processor
-from latticebpd.scoring.rescoring import is_calibrated
 from latticebpd.models.catalogue import cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
 from latticebpd.models.engine.engine_target import UNREADABLE, EngineTarget, engine_target
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.model_tokenizer import ModelTokenizer
 from latticebpd.models.weight_kinds import FILE, INT8, TORCH
+from latticebpd.scoring.rescoring import is_calibrated
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.session import Session
-from latticebpd.verification.forward import Forward
 from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.verification.forward import Forward
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from fst.printable import plain_words
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.models.catalogue import resolved
-from latticebpd.models.transformers.checkpoints import load_base
 from latticebpd.models.gguf.gguf_checkpoints import load_gguf, load_gguf_tokenizer
 from latticebpd.models.gguf.gguf_file import is_gguf
+from latticebpd.models.transformers.checkpoints import load_base
 
 Name: TypeAlias = "str | os.PathLike[str]"
 

@@ -29,8 +29,8 @@ from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import Ids
 from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
-from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.verification.recompute import RecomputingVerifier
 
 TOKENS_PER_PASS = 8192  # approximately
 

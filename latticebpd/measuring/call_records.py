@@ -19,10 +19,10 @@ from latticebpd.drafters.known_text import GoldDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.models.transformers.transformers_model import BaseModel, Model
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
 
 
 class End(Enum):

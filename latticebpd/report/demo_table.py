@@ -20,11 +20,11 @@ from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.machine import machine_settings
-from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import as_scorer, as_tuned, is_calibrated
 from latticebpd.models.catalogue import CATALOGUE
 from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.models.weight_kinds import EXACT
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer, as_tuned, is_calibrated
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""

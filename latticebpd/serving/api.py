@@ -29,6 +29,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.serving import schema
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
@@ -36,7 +37,6 @@ from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
-from latticebpd.models.transformers.transformers_model import BaseModel
 
 log = logging.getLogger("uvicorn.error")
 

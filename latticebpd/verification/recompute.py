@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.verifier import Verified
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.transformers.transformers_model import Model
 from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.row_cache import RowCache
-from latticebpd.models.transformers.transformers_model import Model
 from latticebpd.verification.tree_positions import Placement
 from latticebpd.verification.verifier import Verified
 

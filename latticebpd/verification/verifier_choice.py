@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from latticebpd.checks import expect
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.engine.engine import engine_of
+from latticebpd.models.transformers.transformers_model import BaseModel, Model, once_per_model
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.row_cache import RowCache
-from latticebpd.models.transformers.transformers_model import BaseModel, Model, once_per_model
 from latticebpd.verification.tree_attention import TreeVerifier
 from latticebpd.verification.tree_positions import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
 from latticebpd.verification.verifier import Verifier

@@ -33,11 +33,11 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.engine.engine import engine_of
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.engine_verifier import BLOCK
 from latticebpd.verification.grouped_attention import grouped_attention
-from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype

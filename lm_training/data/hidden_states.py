@@ -30,11 +30,11 @@ from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.engine.engine import engine_of
-from latticebpd.verification.engine_verifier import BLOCK
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import BaseModel, Model
 from latticebpd.models.weight_kinds import EXACT
+from latticebpd.verification.engine_verifier import BLOCK
 
 SETTINGS, LAST = "hidden.json", "last"
 

@@ -33,8 +33,8 @@ from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.verification.forward import EncodedSource
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.forward import EncodedSource
 from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairBatch, PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon

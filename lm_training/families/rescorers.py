@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.batching import rows_of_step
 from lm_training.families.shapes import RescorerShape
 from lm_training.training.labels import ModelTexts, token_measures

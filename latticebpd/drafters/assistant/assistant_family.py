@@ -29,13 +29,13 @@ from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.scoring.neural.causal_rescorer import first_kept
-from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 from latticebpd.models.catalogue import CATALOGUE, resolved
 from latticebpd.models.engine.engine import engine_for
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.transformers.transformers_model import BaseModel, Model
 from latticebpd.models.weight_kinds import INT8
+from latticebpd.scoring.neural.causal_rescorer import first_kept
+from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 
 DRAFTS_ONLY = None
 SLOTS, WIDTH = 6, 4

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.prefix_cache import PrefixCache
-from latticebpd.verification.row_cache import RowCache
 from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.verification.row_cache import RowCache
 
 
 class BlockFiller:

@@ -13,8 +13,8 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
 from latticebpd.drafters.prefix_cache import PrefixCache
 from latticebpd.lattices.texts import padded
-from latticebpd.verification.forward import EncodedSource
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.forward import EncodedSource
 
 
 class MaskFiller:

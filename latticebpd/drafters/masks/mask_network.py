@@ -35,8 +35,8 @@ from transformers import PreTrainedModel
 from latticebpd.checks import expect, expect_equal
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.models.transformers.checkpoints import load_base
-from latticebpd.verification.forward import EncodedSource
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.verification.forward import EncodedSource
 from latticebpd.verification.tree_positions import ByEmbedding
 
 DRAFTER_CONFIG = "drafter.json"

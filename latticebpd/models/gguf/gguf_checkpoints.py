@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from latticebpd.checks import extra_module
-from latticebpd.models.transformers.checkpoints import check_layer_count
 from latticebpd.models.gguf.gguf_file import GgufFile, is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import DIGITS_ALONE
+from latticebpd.models.transformers.checkpoints import check_layer_count
 
 OF_THE_FILE = frozenset({"quantization_config", "_name_or_path", "_model_name_or_path"})
 """Fields of a configuration about the file that the weights came from."""

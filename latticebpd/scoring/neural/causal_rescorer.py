@@ -21,12 +21,12 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.models.transformers.checkpoints import load_base
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.scoring.neural.prefix_reader import reader_for
 from latticebpd.scoring.ngram import RETRAIN, check_fingerprints
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import RescorerSettings
-from latticebpd.models.transformers.checkpoints import load_base
-from latticebpd.models.transformers.transformers_model import BaseModel
 
 ROWS = 64
 """Lattices that are rescored together: enough to keep a processor busy, few enough for their caches in memory."""

@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.recompute import RecomputingVerifier
-from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.tree_attention import TreeVerifier
 from latticebpd.verification.tree_positions import Placement
 from latticebpd.verification.verifier import Verified

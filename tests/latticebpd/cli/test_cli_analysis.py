@@ -22,8 +22,8 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.measuring.quality import perplexity
-from latticebpd.scoring.weights import Tuning, store_tunings
 from latticebpd.models.chat import PlainText
+from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.lattices import top_arcs

@@ -32,10 +32,10 @@ from latticebpd import DraftTree, generate, load
 from latticebpd.cpu import _engine
 from latticebpd.models.engine.engine import engine_for, engine_of, make_engine, use_engine
 from latticebpd.models.engine.engine_families import objection
-from latticebpd.verification.engine_verifier import EngineVerifier
-from latticebpd.models.gguf.gguf_checkpoints import load_gguf
 from latticebpd.models.engine.gguf_engine import transformer_of_weights
+from latticebpd.models.gguf.gguf_checkpoints import load_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
+from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier import Verified
 from tests.helpers.gguf_files import FLOATS, MIXED, written
 

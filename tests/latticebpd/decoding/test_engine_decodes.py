@@ -14,8 +14,8 @@ from latticebpd import DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom
 from latticebpd.drafters import drafter_named
 from latticebpd.drafters.bundled import load_prompts
 from latticebpd.lattices.drafts import ROOT
-from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
 from latticebpd.models.engine.engine import make_engine
+from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier_choice import verifier_for
 from tests.helpers.drafters import DRAFTERS

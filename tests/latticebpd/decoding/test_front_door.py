@@ -14,10 +14,10 @@ from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDra
 from latticebpd.drafters import LatticeDrafter, bundled
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BestTree
+from latticebpd.models.catalogue import model_folder
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
-from latticebpd.models.catalogue import model_folder
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import TEMPLATE, letters

@@ -19,9 +19,9 @@ from latticebpd import BlockwiseLM, Chat, Loaded, NoDrafter, State, generate, lo
 from latticebpd.drafters.heads.engine_heads import EngineHeadLattices
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
-from latticebpd.scoring.calibration import calibration_path
 from latticebpd.models.catalogue import GGUF_NAME, model_folder
 from latticebpd.models.engine.engine_target import engine_target
+from latticebpd.scoring.calibration import calibration_path
 from tests.helpers.drafters import LM, WEIGHTS
 from tests.helpers.gguf_files import FLOATS, written
 from tests.helpers.tokenizers import TEMPLATE, letters

@@ -17,8 +17,8 @@ from latticebpd.drafters import State, drafter_named
 from latticebpd.drafters.assistant import assistant_family
 from latticebpd.drafters.assistant.assistant_family import AssistantLattices
 from latticebpd.drafters.registry import FAMILIES, family_of
-from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader
 from latticebpd.models.engine.engine import engine_of
+from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters

@@ -31,8 +31,8 @@ from latticebpd.drafters.block.block_network import BlockDrafter
 from latticebpd.drafters.drafter import needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import greedy_chain
-from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
 

@@ -20,8 +20,8 @@ from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.models.transformers.checkpoints import load_base
+from latticebpd.scoring.rescoring import as_scorer
 from lm_training.data.corpus import train_tokenizer
 from tests.helpers.blockwise_models import tiny_model
 

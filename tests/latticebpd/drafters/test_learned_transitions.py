@@ -19,8 +19,8 @@ from latticebpd.drafters.block.lattice_reranker import LatticeReranker, Reranker
 from latticebpd.drafters.strategies import BeamTree, GreedyChain
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.block_drafters import VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
 

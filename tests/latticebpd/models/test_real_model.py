@@ -13,9 +13,9 @@ from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_model, load_tokenizer
 from latticebpd.measuring.spec_bench import Question, forward_func, run
-from latticebpd.report.demo_table import REAL, about, run_demo
 from latticebpd.models.catalogue import get_model, model_folder, resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.report.demo_table import REAL, about, run_demo
 from tests.helpers.blockwise_models import greedy
 
 NAME = "smollm2-135m"

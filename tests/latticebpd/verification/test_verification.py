@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
+from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.forward import EncodedSource
 from latticebpd.verification.recompute import RecomputingVerifier
-from latticebpd.models.transformers.transformers_model import BaseModel
 from latticebpd.verification.tree_attention import TreeVerifier, visible_keys
 from latticebpd.verification.tree_positions import ByPositionIds
 from latticebpd.verification.verifier import Verifier
