@@ -33,7 +33,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, parallel, stock
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 
 BEAM = "beam 5"
 ESTIMATE = algorithms.LengthRatio(1.5, 5.0)
@@ -76,7 +76,7 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
         "PGJ, b = 3": pgj(3),
         "HGJ, b = 3": hgj(3),
         "HGJ, b = 1": hgj(1),
-        "HGJ, b = 3, random": hgj(3, algorithms.RandomTokens(BaseModel.of(model).vocab_size)),
+        "HGJ, b = 3, random": hgj(3, algorithms.RandomTokens(TransformersModel.of(model).vocab_size)),
         "HGJ, b = 3, source": hgj(3, algorithms.SourceCopy()),
     }
     if lm is not None:
@@ -138,7 +138,7 @@ class Results:
 
 
 def in_turns(
-    base: BaseModel,
+    base: TransformersModel,
     chosen: dict[str, System],
     spelled: Sequence[Sequence[int]],
     results: Results,
@@ -183,7 +183,7 @@ def measure(args: argparse.Namespace) -> None:
     """Decode what is not decoded yet."""
     set_up()
     loaded = load(args.model)
-    base, tokenizer = BaseModel.of(loaded.model), loaded.tokenizer
+    base, tokenizer = TransformersModel.of(loaded.model), loaded.tokenizer
     heads: Any = load(args.heads).model if args.heads is not None else None
     if heads is not None and not isinstance(heads, BlockwiseLM):
         raise ValueError(f"{args.heads}: expected a model with heads, got one without")

@@ -1,6 +1,7 @@
 """The one table of public names, and of where each is: `__init__.py` loads them from it when they are first used."""
 
 from ._version import __version__ as __version__
+from .conversation import Chat as Chat
 from .decoding.acceptance import Acceptance as Acceptance
 from .decoding.acceptance import Distance as Distance
 from .decoding.acceptance import Exact as Exact
@@ -10,11 +11,8 @@ from .decoding.acceptance import Sampling as Sampling
 from .decoding.acceptance import SpeculativeSampling as SpeculativeSampling
 from .decoding.acceptance import TopBeta as TopBeta
 from .decoding.acceptance import TopK as TopK
-from .decoding.conversation import Chat as Chat
 from .decoding.custom_generate import CustomGenerate as CustomGenerate
 from .decoding.custom_generate import custom_generate as custom_generate
-from .decoding.front_door import Loaded as Loaded
-from .decoding.front_door import load as load
 from .decoding.loop import Generated as Generated
 from .decoding.loop import Step as Step
 from .decoding.loop import generate as generate
@@ -49,6 +47,8 @@ from .lattices.drafts import DraftTree as DraftTree
 from .lattices.lattice_set import LatticeSet as LatticeSet
 from .lattices.sausage import SausageLattice as SausageLattice
 from .lattices.sausage import oracle_path as oracle_path
+from .loading import Loaded as Loaded
+from .loading import load as load
 from .scoring.neural import NeuralRescorer as NeuralRescorer
 from .scoring.neural import ParallelNeuralRescorer as ParallelNeuralRescorer
 from .scoring.rescoring import draft_tree as draft_tree

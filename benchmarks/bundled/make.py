@@ -29,7 +29,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import load_base
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import corpus as corpora
 from lm_training.data.corpus import Document, is_held_out
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
@@ -150,7 +150,7 @@ def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
     base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
     texts = (corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)
     for tokens, directory, count in texts:
-        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, BaseModel.of(base).eos_ids)
+        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, TransformersModel.of(base).eos_ids)
         distill(base, beginnings, work / directory, DISTILLED)
     written = load_distilled(work / "distilled")
     torch.manual_seed(HEADS.seed)

@@ -26,10 +26,10 @@ from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.prompts import prompts, save_prompts
 from fst.files import replacing
 from latticebpd import load
-from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.load_target import load_blockwise
 
 HERE = Path(__file__).parent
 

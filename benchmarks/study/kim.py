@@ -34,7 +34,6 @@ from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockwiseLM, LatticeSet, NeuralRescorer, load
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.drafters.text_states import entropy
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
@@ -47,6 +46,7 @@ from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
 from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer

@@ -30,10 +30,10 @@ from benchmarks.smollm2.make import END, LATER, MODEL
 from benchmarks.study import kim, kim_tables, kim_tasks
 from benchmarks.study.kim_tasks import Task
 from latticebpd import BlockwiseLM, LatticeSet
-from latticebpd.drafters.pretrained import load_blockwise
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.load_target import load_blockwise
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from lm_training.data.distill import load_distilled
 

@@ -41,7 +41,7 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, stock
 from latticebpd.measuring.needed_slots import fewest
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.report.theme import FAINT, INK, SERIES, STYLE
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 
@@ -194,7 +194,7 @@ def measure(study: Study) -> None:
     for drafter in drafters.values():
         check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
     chosen = entries(study, heads, drafters, study.calibrated("distilled", max(args.k)))
-    base, greedy = BaseModel.of(heads.base), chosen[GREEDY].make()
+    base, greedy = TransformersModel.of(heads.base), chosen[GREEDY].make()
     fill, settings = GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
         note = own / "tuned" / f"{common.slug(name)}.json"

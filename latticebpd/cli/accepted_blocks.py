@@ -33,7 +33,7 @@ class TextWriter:
         character, which then waits for the next one.
     """
 
-    takes_arrays = True
+    accepts_numpy = True
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode, self._shown, self._blocks = decode, 0, 0

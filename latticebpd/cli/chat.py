@@ -19,7 +19,7 @@ from latticebpd.cli.accepted_blocks import streamer_for
 from latticebpd.console import err, quiet_transformers
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.conversation import Chat
+    from latticebpd.conversation import Chat
 
 COMMANDS = "/new, /system TEXT, /save FILE, /quit"
 
@@ -53,8 +53,8 @@ def chat(
     """
     with err.status("loading the model") if err.is_terminal else err.capture():
         quiet_transformers()
-        from latticebpd.decoding.conversation import Chat
-        from latticebpd.decoding.front_door import load
+        from latticebpd.conversation import Chat
+        from latticebpd.loading import load
 
         rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
@@ -123,10 +123,10 @@ def _obey(conversation: Chat, command: str, argument: str) -> bool:
 
 def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: Any) -> None:
     """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
-    from latticebpd.decoding.decode_rows import taking_arrays
+    from latticebpd.decoding.decode_rows import accepts_numpy
 
     begun = time.perf_counter()
-    stop = taking_arrays(lambda tokens, scores: pressed.is_set())
+    stop = accepts_numpy(lambda tokens, scores: pressed.is_set())
     out = conversation.answer(text, stopping_criteria=[stop], **options)
     seconds = time.perf_counter() - begun
     per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""

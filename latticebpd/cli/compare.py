@@ -100,7 +100,7 @@ def compare(
     if model is not None:
         quiet_transformers()
         signature = comparison.signature
-        from latticebpd.decoding.front_door import load
+        from latticebpd.loading import load
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         again, quality = decode_again(

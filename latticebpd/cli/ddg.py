@@ -53,8 +53,8 @@ def ddg(
     import torch
 
     from fst.files import write_text
-    from latticebpd.decoding.front_door import load
     from latticebpd.jacobi.analysis import analyse, corpus_statistics, write_csv
+    from latticebpd.loading import load
 
     torch.set_num_threads(threads)
     loaded = load(model, ignore_beams=ignore_beams)

@@ -15,8 +15,8 @@ from latticebpd.console import progress
 from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.front_door import Loaded
     from latticebpd.drafters.system_names import Models
+    from latticebpd.loading import Loaded
     from latticebpd.measuring.examples import FittedRecord
     from latticebpd.measuring.model_decodes import Decoded
 
@@ -55,7 +55,7 @@ def decode_again(
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.models.chat import PlainText
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import TransformersModel
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
@@ -70,7 +70,7 @@ def decode_again(
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
             first = [each[0] for each in wanted]
-            is_encoder_decoder = BaseModel.of(loaded.model).is_encoder_decoder
+            is_encoder_decoder = TransformersModel.of(loaded.model).is_encoder_decoder
             kind = {"text_target": first} if is_encoder_decoder else {"text": first, "add_special_tokens": False}
             spelled = zip(tokenizer(**kind)["input_ids"], texts, strict=True)
             right = [([*text[:length], *ids], length) for ids, (text, length) in spelled]

@@ -16,7 +16,7 @@ from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.front_door import Loaded
+    from latticebpd.loading import Loaded
     from latticebpd.report.demo_table import Demo, Settings
 
 
@@ -47,7 +47,7 @@ def demo(
         quiet_transformers()
         import torch
 
-        from latticebpd.decoding.front_door import load
+        from latticebpd.loading import load
         from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, systems
 
         default = TOY if model is None else REAL

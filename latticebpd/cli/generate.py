@@ -57,8 +57,8 @@ def generate(
     remedy = "give the verifier that the drafter was trained for"
     expect(drafter_model is None or model is not None, "--model with --drafter-model", remedy=remedy)
     quiet_transformers()
-    from latticebpd.decoding.front_door import load
     from latticebpd.drafters.cost_curve import CostCurve
+    from latticebpd.loading import load
 
     rule = model_options.sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(

@@ -68,18 +68,18 @@ def jacobi(
     import torch
 
     from fst.files import write_text
-    from latticebpd.decoding.front_door import load
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.session import Session
     from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.jacobi import jacobi as parallel_jacobi
     from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.loading import load
+    from latticebpd.models.transformers.transformers_model import TransformersModel
 
     torch.set_num_threads(threads)
     loaded = load(model, ignore_beams=ignore_beams)
     served = loaded.model
-    base = BaseModel.of(served)
+    base = TransformersModel.of(served)
     tokenizer: Any = loaded.tokenizer
     inputs = [tokenizer(text)["input_ids"] for text in texts]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):

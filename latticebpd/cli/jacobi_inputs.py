@@ -78,11 +78,11 @@ def initial_values(
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, RandomTokens, SourceCopy
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
         raise ValueError(f"expected --lm and --alpha with --initial ngram or heads, got {name.value}; leave them out")
     if name is InitialName.heads:
@@ -105,9 +105,9 @@ def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str
     """What the numbers depend on, in one line: the settings, the model's size, the machine."""
     from latticebpd._version import __version__
     from latticebpd.machine import machine_settings
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.transformers.transformers_model import TransformersModel
 
-    base = BaseModel.of(served).model
+    base = TransformersModel.of(served).model
     all_settings = {
         "version": __version__,
         **settings,

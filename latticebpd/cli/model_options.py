@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from latticebpd.decoding.acceptance import Acceptance
-    from latticebpd.decoding.front_door import Loaded
     from latticebpd.drafters.drafter import Drafter
+    from latticebpd.loading import Loaded
 
 LM: Any = typer.Option(None, help="FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model.")
 ALPHA: Any = typer.Option(None, min=0.0, help="Weight of --lm; by default the one stored for the system, else 1.")

@@ -16,7 +16,7 @@ from latticebpd.console import err, positive_numbers, print_json, progress, quie
 from latticebpd.lattices.json_files import write_json
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.front_door import Loaded
+    from latticebpd.loading import Loaded
     from latticebpd.measuring import OracleTally
     from latticebpd.measuring.mergeable_counts import MergeableCounts
     from latticebpd.scoring.weights import Tuning
@@ -67,7 +67,7 @@ def oracle(
     decoded = None
     if model is not None:
         quiet_transformers()
-        from latticebpd.decoding.front_door import load
+        from latticebpd.loading import load
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         decoded = _decode(files, loaded, widths, limit, tunings, counted.signature.given_text)

@@ -39,8 +39,8 @@ def profile(
     import torch
 
     from latticebpd.cli.tables import print_table
-    from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile as profiled
+    from latticebpd.loading import load
 
     widths = sorted(set(positive_numbers("--columns", columns, MOST)))
     batches = sorted(set(positive_numbers("--rows", rows, MOST)))

@@ -87,8 +87,8 @@ def _with_model(
     """What ``make_report`` takes of the model itself: its shape and, where the files hold texts, decodes of some and
     their quality."""
     quiet_transformers()
-    from latticebpd.decoding.front_door import load
     from latticebpd.lattices.shards import lattice_directory
+    from latticebpd.loading import load
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.hardware_cost import ModelShape
 

@@ -57,10 +57,10 @@ def serve(
         wanted = f"expected the packages of the extra serve, lacking {error.name}"
         raise ValueError(f"{wanted}: pip install 'latticebpd[serve]'") from error
     quiet_transformers()
-    from latticebpd.decoding.front_door import load
     from latticebpd.decoding.pass_costs import profile_drafts
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.system_names import tells_probabilities
+    from latticebpd.loading import load
     from latticebpd.models.weight_kinds import TORCH
 
     curve = None if costs is None else CostCurve.load(costs)

@@ -42,7 +42,7 @@ def spec_bench(
     quiet_transformers()
     import torch
 
-    from latticebpd.decoding.front_door import load
+    from latticebpd.loading import load
 
     torch.set_num_threads(threads)
     loaded = load(

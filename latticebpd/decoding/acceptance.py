@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.decoding.greedy_settings import GreedySettings
 
 
 class NodeDrafts:
@@ -69,9 +68,9 @@ class Acceptance(Protocol):
         """
 
 
-def bound(rule: Acceptance, settings: GenerationSettings | GreedySettings) -> Acceptance:
+def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
     """The rule for a decode under these settings, by its own method ``bound`` if it has one."""
-    bind: Callable[[GenerationSettings | GreedySettings], Acceptance] | None = getattr(rule, "bound", None)
+    bind: Callable[[GenerationSettings], Acceptance] | None = getattr(rule, "bound", None)
     return rule if bind is None else bind(settings)
 
 

@@ -29,7 +29,8 @@ from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.lattices.values import token_ids
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -50,6 +51,8 @@ class CustomGenerate:
     Args:
         drafter, acceptance, trace: as for ``latticebpd.generate``; the acceptance rule is by default ``Sampling()``
             under ``do_sample=True``, else ``Exact()``.
+        target: the CPU engine's copy of the same model (``latticebpd.load(...).target``), which then computes the
+            passes; by default the model itself does, on PyTorch.
 
     Example:
         >>> decoding = custom_generate(PromptNgramDrafter())                       # doctest: +SKIP
@@ -59,9 +62,15 @@ class CustomGenerate:
     last: result and costs of the last call; None before the first.
     """
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        acceptance: Acceptance | None = None,
+        trace: bool = False,
+        target: EngineModel | None = None,
+    ) -> None:
         check_drafter(drafter)
-        self.drafter, self.acceptance, self.trace = drafter, acceptance, trace
+        self.drafter, self.acceptance, self.trace, self.target = drafter, acceptance, trace, target
         self.last: Generated | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CustomGenerate:
@@ -88,7 +97,7 @@ class CustomGenerate:
         """
         own = {name: value for name, value in model_kwargs.items() if value is not None}
         arguments = _arguments_of_generate() | own
-        base, settings = BaseModel.of(model), PreparedSettings(model, generation_config)
+        base, settings = TransformersModel.of(model), PreparedSettings(model, generation_config)
         rule = _rule(self.acceptance, generation_config)
         _remove_unused(generation_config, arguments)
         if (streamer := arguments.pop("streamer", None)) is not None:
@@ -103,9 +112,12 @@ class CustomGenerate:
             text.shown = prompts.prefix[row].tolist()
             text.processors = LogitsProcessorList(_of_row(each, row, len(texts)) for each in logits_processor)
             text.criteria = StoppingCriteriaList(_of_row(each, row, len(texts)) for each in text.criteria)
-        session = Session(base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
+        if (target := self.target) is not None:
+            wanted = f"a model of {target.vocab_size} tokens (the engine's copy of it)"
+            expect(base.vocab_size == target.vocab_size, wanted, base.vocab_size)
+        session = Session(target or base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
         self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
-        sequences: Any = self.last.sequences.to(input_ids.device)
+        sequences: Any = torch.from_numpy(self.last.tokens).to(input_ids.device)
         if not generation_config.return_dict_in_generate:
             return sequences
         output = GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput
@@ -124,8 +136,9 @@ class PreparedSettings(GenerationSettings):
         single = copy.copy(config)
         single.num_return_sequences = 1  # generate() has repeated the prompts
         refuse(single)
-        self.device, self.config = BaseModel.of(model).device, config
+        self.target, self.config, self._is_plain = TransformersModel.of(model), config, False
         self.eos_ids = token_ids("eos_token_id", config.eos_token_id)
+        self.pad_id = next(iter(token_ids("pad_token_id", config.pad_token_id)), None)
 
     def processors(
         self, width: int, max_length: int, prompt: Sequence[int], processors: Sequence[Any]

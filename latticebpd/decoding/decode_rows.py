@@ -1,6 +1,6 @@
 """The rows of a decode: prompts without their padding, and the texts that grow from them.
 
-Padding never reaches the model: each row is its own tokens, on whichever side it was padded. Only ``Text.commit`` adds
+Padding never reaches the model: each row is its own tokens, on whichever side it was padded. Only ``SequenceState.commit`` adds
 tokens. A text ends with an end-of-text token, by a stopping criterion (stop strings are one), or at its length limit;
 tokens are committed one by one, so nothing after the end is ever part of the text or of a count.
 """
@@ -15,16 +15,14 @@ import numpy as np
 
 from latticebpd.checks import expect
 from latticebpd.lattices.values import array_for, as_numpy, as_tensor
+from latticebpd.models.target_model import TargetModel
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
     from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.decoding.greedy_settings import GreedySettings
     from latticebpd.verification.forward import EncodedSource
-
-    Settings: TypeAlias = GenerationSettings | GreedySettings
 
 Ids: TypeAlias = "Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]]"
 Mask: TypeAlias = "Tensor | np.ndarray | Sequence[Sequence[int]]"
@@ -46,26 +44,28 @@ class Prompts:
     encoded: EncodedSource | None
 
 
-def prepare(base: Any, input_ids: Ids, attention_mask: Mask | None, settings: Any) -> Prompts:
+def prepare(target: TargetModel, input_ids: Ids, attention_mask: Mask | None, settings: GenerationSettings) -> Prompts:
     """Check the prompts, remove their padding and, for an encoder–decoder, encode them.
 
-    base: a ``BaseModel`` or ``EngineTarget``.  settings: for it.
+    settings: for the target.
     Without a mask the rule is ``generate()``'s: padding tokens are padding unless they also end texts. ValueError for
     wrong shapes, ids outside the vocabulary, empty prompts, sources too long for the encoder, or no start token.
     """
-    ids, pad = _check_ids(input_ids, base.source_vocab_size), settings.pad_id
+    ids, pad = _check_ids(input_ids, target.source_vocab_size), settings.pad_id
     if attention_mask is None:
         attention_mask = np.ones_like(ids) if pad is None or pad in settings.eos_ids else ids != pad
     mask = as_numpy(attention_mask).astype(bool)
     mask = mask[None] if mask.ndim == 1 else mask
     rows = unpadded(ids, mask)
-    if not base.is_encoder_decoder:
+    if not target.is_encoder_decoder:
         return Prompts(ids, rows, [[] for _ in rows], None)
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from latticebpd.verification.forward import EncodedSource
 
-    base.check_sources(ids.shape[1])
+    assert isinstance(target, TransformersModel)
+    target.check_sources(ids.shape[1])
     starts = np.array(settings.start_ids(len(rows)))[:, None]
-    source = EncodedSource.encode(base, *(as_tensor(each.astype(np.int64)).to(base.device) for each in (ids, mask)))
+    source = EncodedSource.encode(target, *(as_tensor(each.astype(np.int64)).to(target.device) for each in (ids, mask)))
     return Prompts(starts, starts.tolist(), rows, source)
 
 
@@ -96,7 +96,7 @@ def unpadded(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 
 
 @dataclass
-class Text:
+class SequenceState:
     """One growing row.
 
     tokens: the prompt and the committed tokens.
@@ -157,13 +157,13 @@ class Text:
 
 
 def begin_texts(
-    base: Any,
-    settings: Settings,
+    target: TargetModel,
+    settings: GenerationSettings,
     prompts: Prompts,
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> list[Text]:
+) -> list[SequenceState]:
     """The texts of a decode: their prompts, stop rules and processors.
 
     The caller's processors and criteria replace those of the same kind from the generation config. ValueError for a
@@ -172,23 +172,23 @@ def begin_texts(
     """
     width = prompts.prefix.shape[1]
     eos_ids, columns, others = settings.stops(width, stopping_criteria or [], tokenizer)
-    lengths, positions = list(map(len, prompts.tokens)), base.max_positions
+    lengths, positions = list(map(len, prompts.tokens)), target.max_positions
     limits = [length + max(columns - width, 1) for length in lengths]
     if positions is not None:  # no bound with relative positions, as T5's
         most = f"prompts of fewer than {positions} tokens (the model's positions)"
         expect(max(lengths) < positions, most, max(lengths), "cut it")
         limits = [min(limit, positions) for limit in limits]
-    base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
+    target.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
     limited = zip(prompts.tokens, prompts.sources, limits, strict=True)
     rows = [(width - len(tokens), limit, source or tokens) for tokens, source, limit in limited]
     processors = settings.row_processors(width, rows, logits_processor or [])
     texts = zip(prompts.tokens, limits, processors, strict=True)
-    return [Text(list(tokens), limit, eos_ids, others, own) for tokens, limit, own in texts]
+    return [SequenceState(list(tokens), limit, eos_ids, others, own) for tokens, limit, own in texts]
 
 
-def taking_arrays(criterion: Any) -> Any:
+def accepts_numpy(criterion: Any) -> Any:
     """A stopping criterion marked to receive a text's tokens ``[1, n]`` as an array; it reads no scores."""
-    criterion.takes_arrays = True
+    criterion.accepts_numpy = True
     return criterion
 
 

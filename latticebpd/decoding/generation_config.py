@@ -1,7 +1,8 @@
 """The fields of a model's generation config: each is honoured as ``generate()`` honours it, or refused by name.
 
 The meaning of a field is that of the installed ``transformers``: its own functions fill in defaults, put a caller's
-arguments before the config's, and build logits processors, warpers and stopping criteria, in their order.
+arguments before the config's, and build logits processors, warpers and stopping criteria, in their order. It is loaded
+when a field asks for that: a greedy decode on the engine that ends at a token or a length does not need it.
 """
 
 from __future__ import annotations
@@ -9,21 +10,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
-
-import torch
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedTokenizerBase
-from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
-from transformers.generation.logits_process import LogitsProcessorList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from latticebpd.checks import expect
-from latticebpd.decoding.greedy_settings import DEFAULT_NEW_TOKENS, check_new_tokens
-from latticebpd.decoding.processors import check_processors, without_padding
 from latticebpd.lattices.values import token_ids
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.model_tokenizer import ModelTokenizer
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation.logits_process import LogitsProcessorList
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+    from latticebpd.models.transformers.transformers_model import Model
+
+DEFAULT_NEW_TOKENS = 256
+PLAIN = frozenset({
+    "_from_model_config", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache",
+    "output_attentions", "output_hidden_states", "do_sample", "temperature", "top_k", "top_p", "max_new_tokens",
+})  # fmt: skip
+"""Fields that change no greedy text but by its end."""
 WARPERS = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Fields that sampling honours; without it they have no effect, as in ``generate()``."""
 
@@ -66,43 +74,67 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "penalty_alpha": (0.0,),
     "guidance_scale": (1.0,),
-    "cache_implementation": tuple(set(ALL_CACHE_IMPLEMENTATIONS) - {"quantized"}),
 }
-"""Fields that only ``generate()`` can honour -> their neutral values besides None; a quantized cache changes texts."""
+"""Fields that only ``generate()`` can honour -> their neutral values besides None."""
 
 
 class GenerationSettings:
     """A model's generation config with a caller's arguments, combined as by ``generate()``; ValueError for a field that
     cannot be honoured, or a value out of its range.
 
-    model: a causal LM or encoder–decoder; None means an empty config.
+    model: a target model, or a model of ``transformers``; None means an empty config.
     arguments: fields that replace the config's own; None leaves the config's.
     """
 
-    def __init__(self, model: Model | None = None, **arguments: Any) -> None:
-        base = None if model is None else BaseModel.of(model)
-        self.device = torch.device("cpu") if base is None else base.device
-        self._host = _host(base)
+    def __init__(self, model: AnyModel | None = None, **arguments: Any) -> None:
+        number = arguments.get("max_new_tokens")
+        expect(number is None or number >= 1, "max_new_tokens >= 1", number)
+        self.target = None if model is None else target_model(model)
+        self._arguments = _without_none(arguments)
+        if not isinstance(self.target, EngineModel):
+            fields = vars(self.config)
+        else:
+            fields = {name: value for name, value in (self.target.generation | self._arguments).items() if value != []}
+            if not fields.keys() <= PLAIN:
+                fields = vars(self.config)
+        self._is_plain = fields.keys() <= PLAIN
+        self.eos_ids = token_ids("eos_token_id", fields.get("eos_token_id"))
+        self.pad_id: int | None = next(iter(token_ids("pad_token_id", fields.get("pad_token_id"))), None)
+
+    @cached_property
+    def config(self) -> Any:
+        """The combined ``GenerationConfig``."""
+        import torch
+
         refuse(self._host.generation_config)
-        check_new_tokens(arguments.get("max_new_tokens"))
-        self.config: Any = self._host._prepare_generation_config(None, **_without_none(arguments))[0]
-        self.config.do_sample = False
-        self.eos_ids = token_ids("eos_token_id", self.config.eos_token_id)
-        self.config._eos_token_tensor = torch.tensor(self.eos_ids, device=self.device) if self.eos_ids else None
-        if not self.eos_ids:
-            self.config.exponential_decay_length_penalty = None  # no end-of-text token to boost
-        self.config.stop_strings = self.config.stop_strings or None
+        config: Any = self._host._prepare_generation_config(None, **self._arguments)[0]
+        config.do_sample = False
+        ends = token_ids("eos_token_id", config.eos_token_id)
+        config._eos_token_tensor = torch.tensor(ends, device=self.device) if ends else None
+        if not ends:
+            config.exponential_decay_length_penalty = None  # no end-of-text token to boost
+        config.stop_strings = config.stop_strings or None
+        return config
+
+    @cached_property
+    def _host(self) -> Any:
+        return _host(self.target)
 
     @property
-    def pad_id(self) -> int | None:
-        """The padding token, if there is one."""
-        return self.config.pad_token_id
+    def device(self) -> Any:
+        """The device of logits."""
+        return getattr(self.target, "device", "cpu")
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """Strings that end a text."""
+        strings = None if self._is_plain else self.config.stop_strings
+        return [strings] if isinstance(strings, str) else list(strings or ())
 
     @property
     def fill_id(self) -> int:
         """Token that fills rows that end early: the padding token, else the first that ends texts, else 0."""
-        pad = self.config.pad_token_id
-        return int(pad) if pad is not None else next(iter(self.eos_ids), 0)
+        return next(iter(self.eos_ids), 0) if self.pad_id is None else self.pad_id
 
     def start_ids(self, rows: int) -> list[int]:
         """The token that an encoder–decoder's text begins with, for each row; ValueError without one for each."""
@@ -116,6 +148,8 @@ class GenerationSettings:
 
     def max_columns(self, width: int) -> int:
         """Length limit of texts with prompts of ``width`` columns, padding included; ValueError if it is no greater."""
+        if self._is_plain:
+            return width + int(self._arguments.get("max_new_tokens", DEFAULT_NEW_TOKENS))
         if self.config.max_new_tokens is not None:
             return width + int(self.config.max_new_tokens)
         own: int | None = self._host.generation_config.max_length
@@ -127,11 +161,15 @@ class GenerationSettings:
 
     def row_processors(
         self, width: int, rows: Sequence[tuple[int, int, Sequence[int]]], processors: Sequence[Any]
-    ) -> list[LogitsProcessorList]:
+    ) -> Sequence[LogitsProcessorList | list[Any]]:
         """Each row's logits processors; ValueError for an inapplicable one.
 
         rows: padding before a prompt, tokens of the text at most, and the prompt or source without padding.
         """
+        if self._is_plain and not processors:
+            return [[] for _ in rows]
+        from latticebpd.decoding.processors import check_processors, without_padding
+
         check_processors(processors, len(rows))
         return [
             without_padding(self.processors(width, limit + padding, prompt, processors), row, padding)
@@ -140,8 +178,12 @@ class GenerationSettings:
 
     def stops(
         self, width: int, criteria: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
-    ) -> tuple[frozenset[int], int, StoppingCriteriaList]:
+    ) -> tuple[frozenset[int], int, Sequence[Any]]:
         """Where texts end, by `criteria`: tokens, columns at most, and the other criteria."""
+        if self._is_plain and all(getattr(each, "accepts_numpy", False) for each in criteria):
+            return frozenset(self.eos_ids), self.max_columns(width), [*criteria]
+        from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+
         merged = self.criteria(width, criteria, tokenizer)
         ends = [each.eos_token_id.tolist() for each in merged if type(each) is EosTokenCriteria]
         columns = min(each.max_length for each in merged if type(each) is MaxLengthCriteria)
@@ -167,12 +209,17 @@ class GenerationSettings:
 
         arguments: fields that replace the config's own; None leaves the config's.
         """
+        from transformers import GenerationConfig
+
         own = {name: getattr(self.config, name, None) for name in WARPERS}
         return self._build_processors(GenerationConfig(do_sample=True, **own | _without_none(arguments)), 0, [], [])
 
     def _build_processors(
         self, config: GenerationConfig, width: int, prompt: Sequence[int], processors: Sequence[Any]
     ) -> LogitsProcessorList:
+        import torch
+        from transformers.generation.logits_process import LogitsProcessorList
+
         return self._host._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=width,
@@ -189,8 +236,12 @@ class GenerationSettings:
         columns; ValueError for stop strings without a tokenizer."""
         if self.config.stop_strings is not None and tokenizer is None:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
+        from transformers.generation.stopping_criteria import StoppingCriteriaList
+
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
+        if isinstance(tokenizer, ModelTokenizer):
+            tokenizer = tokenizer.for_transformers()
         return self._host._get_stopping_criteria(config, StoppingCriteriaList(criteria), tokenizer=tokenizer)
 
 
@@ -199,23 +250,26 @@ def refuse(config: GenerationConfig) -> None:
     end of text or the padding is no token."""
     for name in ("eos_token_id", "pad_token_id"):
         token_ids(name, getattr(config, name, None))
-    for name, neutral in REFUSED.items():
+    from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+
+    # A quantized cache changes texts.
+    refused = {**REFUSED, "cache_implementation": tuple(set(ALL_CACHE_IMPLEMENTATIONS) - {"quantized"})}
+    for name, neutral in refused.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
             advice = "set it to None on the model, or use generate()"
             advice += "; on the command line, --ignore-beams" if name in BEAMS else ""
             raise ValueError(f"expected a generation config without {name}, got {value!r}; {advice}")
     for name, value in vars(_empty()).items():
-        known = name in HONOURED | WITHOUT_EFFECT | REFUSED.keys() or name.startswith("_")
+        known = name in HONOURED | WITHOUT_EFFECT | refused.keys() or name.startswith("_")
         if not known and getattr(config, name, value) != value:
             got = f"{name} = {getattr(config, name)!r}; set it to {value!r}"
             raise ValueError(f"expected a generation config of fields known here, got {got}")
 
 
-def ignore_beams(model: Model) -> None:
-    """Replace the model's generation config by a copy without beam search."""
-    host: Any = BaseModel.of(model).model
-    config = host.generation_config = copy.deepcopy(host.generation_config)
+def ignore_beams(model: PreTrainedModel) -> None:
+    """Replace a model's generation config by a copy without beam search."""
+    config = model.generation_config = copy.deepcopy(model.generation_config)
     for name, neutral in BEAMS.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, neutral)
@@ -224,28 +278,34 @@ def ignore_beams(model: Model) -> None:
 @contextmanager
 def beams_ignored(model: Model) -> Iterator[None]:
     """:func:`ignore_beams` inside the context; the model's own config comes back after it."""
-    host: Any = BaseModel.of(model).model
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+
+    host: Any = TransformersModel.of(model).model
     own = host.generation_config
-    ignore_beams(model)
+    ignore_beams(host)
     try:
         yield
     finally:
         host.generation_config = own
 
 
-class _Host(GenerationMixin):
-    """The functions of ``transformers`` that read a generation config, for a model without ``generate()``."""
+def _host(target: TargetModel | None) -> Any:
+    """The functions of ``transformers`` that read a generation config: the model, if it has ``generate()``, else a
+    stand-in."""
+    from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 
-    def __init__(self, config: PretrainedConfig) -> None:
-        self.config: Any = config
-        self.generation_config = GenerationConfig.from_model_config(config)
+    if isinstance(getattr(target, "model", None), GenerationMixin):
+        return target.model
 
+    class Host(GenerationMixin):
+        config: Any = PretrainedConfig() if target is None or isinstance(target, EngineModel) else target.model.config
+        generation_config = (
+            GenerationConfig(**target.generation)
+            if isinstance(target, EngineModel)
+            else GenerationConfig.from_model_config(config)
+        )
 
-def _host(base: BaseModel | None) -> Any:
-    """The model, if it has ``generate()``, else a stand-in."""
-    if base is None:
-        return _Host(PretrainedConfig())
-    return base.model if isinstance(base.model, GenerationMixin) else _Host(base.model.config)
+    return Host()
 
 
 def _without_none(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -254,4 +314,6 @@ def _without_none(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _empty() -> GenerationConfig:
+    from transformers import GenerationConfig
+
     return GenerationConfig()

@@ -15,18 +15,16 @@ import numpy as np
 
 from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Exact, bound, walk
-from latticebpd.decoding.decode_rows import Ids, Text
-from latticebpd.decoding.session import Session, TextCache, UnreadTokens
+from latticebpd.decoding.decode_rows import Ids, SequenceState
+from latticebpd.decoding.session import PendingTokens, Session, TextCache
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.values import array_for, as_numpy, as_tensor, converts
+from latticebpd.lattices.values import array_for, as_numpy
+from latticebpd.models.target_model import AnyModel
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
-
-    from latticebpd.models.engine.engine_target import EngineTarget
-    from latticebpd.models.transformers.transformers_model import Model
 
 EXACT = Exact()
 
@@ -50,13 +48,12 @@ class Step:
     prefill: bool = False
 
 
-@converts(sequences=as_tensor)
 @dataclass(frozen=True, eq=False)
 class Generated:
     """What a decode produced and cost.
 
     sequences: ``[rows, length]`` int64, prompt included, as ``generate()`` returns it: finished rows are padded on the
-        right. Of an encoder–decoder, the decoder's text.
+        right. Of an encoder–decoder, the decoder's text. An array of the CPU engine, a tensor of PyTorch.
     prompt_length: columns of the prompts, padding included; new tokens follow.
     accept_counts: histogram over calls of the tokens committed per call; index is the number of tokens, up to the
         deepest draft's and one more.
@@ -70,7 +67,7 @@ class Generated:
     trace: what every call did for every row, in order; None if no trace was asked for.
     """
 
-    sequences: Tensor
+    sequences: Any
     prompt_length: int
     accept_counts: np.ndarray
     num_calls: int
@@ -83,7 +80,7 @@ class Generated:
     @property
     def tokens(self) -> np.ndarray:
         """``sequences`` as an array."""
-        return as_numpy(vars(self)["sequences"])
+        return as_numpy(self.sequences)
 
     @property
     def block_efficiency(self) -> float:
@@ -115,7 +112,7 @@ class Generated:
 
 
 def generate(
-    model: Model | EngineTarget,
+    model: AnyModel,
     input_ids: Ids,
     drafter: Drafter,
     acceptance: Acceptance = EXACT,
@@ -135,7 +132,8 @@ def generate(
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
-    model: a blockwise model, or any causal LM or encoder–decoder of ``transformers``.
+    model: a target model; a blockwise model, or any causal LM or encoder–decoder of ``transformers``, decodes on
+        PyTorch.
     input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
     drafter, acceptance: propose drafts, and decide which drafted tokens stay.
     max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256. No
@@ -202,9 +200,8 @@ def decode(
         streamer.end()
 
     committed_counts, nodes, depths = np.array(sizes, dtype=np.int64).reshape(-1, 3).T
-    sequences: Any = session.sequences
     return Generated(
-        sequences=sequences,
+        sequences=session.target.array(session.sequences),
         prompt_length=session.prompts.prefix.shape[1],
         accept_counts=np.bincount(committed_counts, minlength=int(depths.max(initial=0)) + 2),
         num_calls=len(sizes),
@@ -227,7 +224,7 @@ class Row:
     """
 
     index: int
-    text: Text
+    text: SequenceState
     rule: Acceptance
     source: Sequence[int] = ()
     hidden: Any = None
@@ -240,17 +237,17 @@ class RowBatch:
     num_passes: those that were a call for some row.
     """
 
-    def __init__(self, unread: UnreadTokens, drafter: Drafter, vocabulary: int, rows: list[Row]) -> None:
+    def __init__(self, unread: PendingTokens, drafter: Drafter, vocabulary: int, rows: list[Row]) -> None:
         self.unread, self.drafter, self.vocabulary, self.rows, self.num_passes = unread, drafter, vocabulary, rows, 0
 
     @classmethod
     def begin(cls, session: Session, drafter: Drafter, acceptance: Acceptance, first: int = 0) -> RowBatch:
         """The rows of a new session, with indices from ``first``."""
         session.layers = needs_layers(drafter)
-        unread = UnreadTokens(session.verifier, session.prompts.tokens, session.read)
+        unread = PendingTokens(session.verifier, session.prompts.tokens, session.read)
         texts = zip(session.texts, session.prompts.sources, strict=True)
         rows = [Row(index, text, acceptance, source) for index, (text, source) in enumerate(texts, first)]
-        return cls(unread, drafter, session.base.vocab_size, rows)
+        return cls(unread, drafter, session.target.vocab_size, rows)
 
     def step(self) -> list[Step]:
         """Draft, verify, accept, commit: one pass, and what it did for each row."""
@@ -266,7 +263,7 @@ class RowBatch:
         adjust = processed if any(text.processors for text in texts) else None
         paths, next_tokens = walk([row.rule for row in rows], trees, verified, adjust)
         self.unread.keep(paths, next_tokens)
-        steps, hidden = [], vars(verified)["hidden"]
+        steps, hidden = [], verified.hidden
         for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
             committed = row.text.commit([*tree.tokens[path].tolist(), token])
             prefill = row.hidden is None and not len(tree)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.session import Session
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.verification.forward import Forward
 
 
@@ -83,7 +83,7 @@ def check_lossless(
     pad_token_id: fills rows that end early, by default the model's own; at a row's end it is not compared.
     Raises ValueError: shapes that do not fit, no sources for an encoder–decoder, texts across LongRoPE's boundary.
     """
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
     if ids.ndim != 2 or not 1 <= prompt_length <= ids.shape[1]:
         got = f"{tuple(ids.shape)} and {prompt_length}"

@@ -9,31 +9,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fst.processors import ignore
 from latticebpd.decoding.acceptance import walk
 from latticebpd.decoding.loop import EXACT
-from latticebpd.decoding.session import verifier_of
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
-from latticebpd.models.engine.engine_target import EngineTarget, target_of
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.verification.engine_verifier import EngineVerifier
-
-if TYPE_CHECKING:
-    from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.verification.verifiers import verifier_of
 
 DAY = 24 * 3600
 COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 
 
 def profile(
-    model: Model | EngineTarget,
+    model: AnyModel,
     columns: Sequence[int] = COLUMNS,
     rows: Sequence[int] = (1,),
     context: int = 200,
@@ -53,8 +51,10 @@ def profile(
     drafter: drafts for these texts, from random hidden states, and those of the layers that it needs; None for costs
         without drafting.
     """
-    stock, mode, synchronize = _computing(model)
-    if stock.is_encoder_decoder:
+    target = target_model(model)
+    stock: Any = target  # on PyTorch a `TransformersModel`
+    mode, synchronize = _computing(target)
+    if target.is_encoder_decoder:
         raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
     widths, batches = sorted(set(columns)), sorted(set(rows))
     if not widths or not batches or min(*widths, *batches, context, rounds) < 1:
@@ -66,17 +66,17 @@ def profile(
 
     with mode:
         for batch in batches:
-            verifier = verifier_of(stock, layers=needs_layers(*filter(None, [drafter])))
-            texts = [rng.choices(range(stock.vocab_size), k=context) for _ in range(batch)]
+            verifier = verifier_of(target, layers=needs_layers(*filter(None, [drafter])))
+            texts = [rng.choices(range(target.vocab_size), k=context) for _ in range(batch)]
             verifier.prefill(texts)
-            hidden: Any = np.array([[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)], np.float32)
-            if not isinstance(model, EngineTarget):
+            hidden: Any = np.array([[rng.gauss() for _ in range(target.hidden_size)] for _ in range(batch)], np.float32)
+            if not isinstance(target, EngineModel):
                 hidden = as_tensor(hidden).to(stock.device, stock.dtype)
             layers = [None if each is None else each[:-1] for each in map(verifier.layer_states, range(batch))]
             states = [State(row, text, 1, hidden[row], context, (), layers[row]) for row, text in enumerate(texts)]
             for turn in range(rounds + 1):
                 for width in widths:
-                    tokens = np.array(rng.sample(range(stock.vocab_size), width - 1), np.int32)
+                    tokens = np.array(rng.sample(range(target.vocab_size), width - 1), np.int32)
                     tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2, np.zeros(width - 1))
                     started = time.perf_counter()
                     verified = verifier.verify([1] * batch, [tree] * batch)
@@ -98,7 +98,7 @@ def profile(
                     drafting[batch].append(time.perf_counter() - started)
     seconds = tuple(tuple(min(times[batch, width]) for width in widths) for batch in batches)
     about = {"model": "", "context": context, "dtype": "float32", "device": "cpu", **machine_settings()}
-    if not isinstance(model, EngineTarget):
+    if not isinstance(target, EngineModel):
         about["model"] = str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1]
         about |= {"dtype": str(stock.dtype).removeprefix("torch."), "device": stock.device.type}
     drafts = () if drafter is None else tuple(min(drafting[batch]) for batch in batches)
@@ -108,7 +108,7 @@ def profile(
 
 
 def profile_drafts(
-    model: Model | EngineTarget,
+    model: AnyModel,
     columns: Sequence[int],
     drafter_of: Callable[[CostCurve], Any],
     context: int = 200,
@@ -134,12 +134,12 @@ def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:
     return costs
 
 
-def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:
-    """The target model, the mode in which it computes, and what waits for its results."""
-    stock = target_of(model)
-    if isinstance(stock, EngineTarget):
-        return stock, nullcontext(), ignore
+def _computing(target: TargetModel) -> tuple[AbstractContextManager[object], Callable[[], None]]:
+    """The mode in which a target computes, and what waits for its results."""
+    if isinstance(target, EngineModel):
+        return nullcontext(), ignore
     import torch
 
-    on_gpu = stock.device.type == "cuda"
-    return stock, torch.inference_mode(), partial(torch.cuda.synchronize, stock.device) if on_gpu else ignore
+    device: torch.device = target.device  # type: ignore[attr-defined]
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else ignore
+    return torch.inference_mode(), synchronize

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_texts, prepare
-from latticebpd.decoding.greedy_settings import GreedySettings
+from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, SequenceState, begin_texts, prepare
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
-from latticebpd.models.engine.engine_target import EngineTarget, target_of
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier import Verified, Verifier
+from latticebpd.verification.verifiers import verifier_of
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
-
-    from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.models.transformers.transformers_model import Model
 
 
 class SessionOptions(TypedDict, total=False):
@@ -58,18 +56,16 @@ class TextCache:
         self._verifier: Verifier | None = None
         self._owner: tuple[object, ...] = ()
 
-    def verifier(self, base: Any, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]) -> Verifier:
+    def verifier(
+        self, target: TargetModel, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]
+    ) -> Verifier:
         """One that has read the first ``shared`` tokens of a prompt, never all of them; new if that is none."""
-        owner: tuple[object, ...] = (base, use_cache, layers)
-        if not isinstance(base, EngineTarget):
-            from latticebpd.models.engine.engine import engine_of
-
-            owner = (base.model, engine_of(base.model), use_cache, layers)
+        owner: tuple[object, ...] = (getattr(target, "model", target), use_cache, layers)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False))
         self.shared = sum(1 for _ in same) if owner == self._owner else 0
         self.tokens, self._owner = [], owner  # an interrupted decode leaves nothing to build on
         if self._verifier is None or not self.shared:
-            self._verifier = verifier_of(base, None, use_cache, layers)
+            self._verifier = verifier_of(target, None, use_cache, layers)
         else:
             self._verifier.cut([self.shared])
         return self._verifier
@@ -79,42 +75,41 @@ class TextCache:
 class Session:
     """A decode in progress.
 
-    base: the target model, a ``BaseModel`` or ``EngineTarget``.
-    settings: its generation config with the caller's options.
+    settings: the target's generation config with the caller's options.
     use_cache: whether the verifier may keep a key-value cache.
     layers: the model's layers whose states are kept, from 0; set before the first use of ``verifier``.
     text_cache: what earlier decodes have read.
     """
 
-    base: Any
-    settings: GenerationSettings | GreedySettings
+    target: TargetModel
+    settings: GenerationSettings
     prompts: Prompts
-    texts: list[Text]
+    texts: list[SequenceState]
     use_cache: bool = True
     layers: tuple[int, ...] = ()
     text_cache: TextCache | None = None
 
     @classmethod
-    def begin(cls, model: Model | EngineTarget, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
+    def begin(cls, model: AnyModel, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
         """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
-        base = target_of(model)
-        settings = _settings(base, {name: options.get(name) for name in fields})
-        prompts = prepare(base, input_ids, options.get("attention_mask"), settings)
+        target = target_model(model)
+        settings = GenerationSettings(target, **{name: options.get(name) for name in fields})
+        prompts = prepare(target, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
-        texts = begin_texts(base, settings, prompts, processors, criteria, options.get("tokenizer"))
+        texts = begin_texts(target, settings, prompts, processors, criteria, options.get("tokenizer"))
         cache = options.get("text_cache")
-        if cache is not None and (len(texts) > 1 or base.is_encoder_decoder):
-            got = "an encoder–decoder" if base.is_encoder_decoder else f"{len(texts)} prompts"
+        if cache is not None and (len(texts) > 1 or target.is_encoder_decoder):
+            got = "an encoder–decoder" if target.is_encoder_decoder else f"{len(texts)} prompts"
             raise ValueError(f"expected one prompt of a causal model with text_cache, got {got}; leave text_cache out")
-        return cls(base, settings, prompts, texts, options.get("use_cache", True), text_cache=cache)
+        return cls(target, settings, prompts, texts, options.get("use_cache", True), text_cache=cache)
 
     @cached_property
     def verifier(self) -> Verifier:
         """The fastest verifier that is correct for the model."""
         if self.text_cache is not None:
-            return self.text_cache.verifier(self.base, self.prompts.tokens[0], self.use_cache, self.layers)
-        return verifier_of(self.base, self.prompts.encoded, self.use_cache, self.layers)
+            return self.text_cache.verifier(self.target, self.prompts.tokens[0], self.use_cache, self.layers)
+        return verifier_of(self.target, self.prompts.encoded, self.use_cache, self.layers)
 
     @property
     def read(self) -> int:
@@ -128,25 +123,7 @@ class Session:
         return np.hstack([self.prompts.prefix, new])
 
 
-def _settings(base: Any, fields: dict[str, Any]) -> GenerationSettings | GreedySettings:
-    """The target model's settings with the caller's."""
-    if isinstance(base, EngineTarget):
-        return GreedySettings(base, **fields)
-    from latticebpd.decoding.generation_config import GenerationSettings
-
-    return GenerationSettings(base, **fields)
-
-
-def verifier_of(base: Any, source: Any = None, use_cache: bool = True, layers: tuple[int, ...] = ()) -> Verifier:
-    """The fastest verifier that is correct for a ``BaseModel`` or ``EngineTarget``."""
-    if isinstance(base, EngineTarget):
-        return EngineVerifier(base, layers)
-    from latticebpd.verification.verifier_choice import verifier_for
-
-    return verifier_for(base, source, use_cache, layers)
-
-
-class UnreadTokens:
+class PendingTokens:
     """Each row's tokens that are final but not yet read by the model: the full prompt, later the token chosen last.
 
     A pass reads them together with the draft that follows them; the first one is a prefill if no row has a draft.
@@ -177,7 +154,7 @@ class UnreadTokens:
         before = [len(tokens) - 1 for tokens in self.tokens]
         if not any(before):
             return verified
-        states = vars(verified)["hidden"]  # an array or a tensor
+        states = verified.hidden
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
         hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
 
@@ -210,7 +187,7 @@ class UnreadTokens:
             return len(tokens) - count > 1
         return False
 
-    def join(self, other: UnreadTokens) -> None:
+    def join(self, other: PendingTokens) -> None:
         """Go on with another's rows too, after these; ValueError unless both are on an engine."""
         if not (isinstance(self.verifier, EngineVerifier) and isinstance(other.verifier, EngineVerifier)):
             raise ValueError("expected rows on the CPU engine to join, got PyTorch's; decode them one after another")

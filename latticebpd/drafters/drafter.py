@@ -13,17 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from latticebpd.checks import expect
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.values import as_tensor, converts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
-@converts(hidden=as_tensor, layers=as_tensor)
 @dataclass(frozen=True, eq=False)
 class State:
     """One row of the batch at the moment before a draft.
@@ -34,20 +29,21 @@ class State:
     prompt_length: how many of them are the prompt. A row's first draft is one with at most ``prompt_length + 1``
         tokens: a drafter that keeps a state per row resets it there.
     hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is
-        read. Given as an array where the CPU engine computed it, and read as a tensor.
+        read. An array where the CPU engine computed it, else a tensor; ``latticebpd.lattices.values`` has `as_numpy`
+        and `as_tensor` for drafters that need either.
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
-        token but the last; None where it needs none. Given and read as ``hidden`` is; good until the next pass.
+        token but the last; None where it needs none. Of the same kind as ``hidden``; good until the next pass.
     """
 
     row: int
     tokens: Sequence[int]
     prompt_length: int
-    hidden: Tensor | None
+    hidden: Any
     max_depth: int
     source: Sequence[int] = ()
-    layers: Tensor | None = None
+    layers: Any = None
 
     @property
     def is_first(self) -> bool:

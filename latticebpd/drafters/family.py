@@ -1,7 +1,7 @@
 """What a drafter family is: from a path to lattices after growing or finished texts.
 
-A family is a module with two functions, ``recognises`` and ``load``, and a class of *sources*, which ``load`` returns.
-``registry.py`` lists the families; nothing else names one.
+A family is a module with three functions, ``recognises``, ``runs_beside_engine`` and ``load``, and a class of
+*sources*, which ``load`` returns. ``registry.py`` lists the families; nothing else names one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from latticebpd.drafters.drafter import State
 from latticebpd.lattices.sausage import SausageLattice
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
 
-    from latticebpd.models.transformers.transformers_model import Model
+    from latticebpd.models.target_model import TargetModel
 
 
-PositionLattices: TypeAlias = "Iterator[tuple[list[SausageLattice], Tensor | None]]"
+PositionLattices: TypeAlias = "Iterator[tuple[list[SausageLattice], np.ndarray | None]]"
 
 
 class Target(Protocol):
-    """The model that decodes, where it was loaded from, and its tokenizer; ``latticebpd.Loaded`` is one."""
+    """The model that decodes, the folder or file that it was loaded from, and its tokenizer; ``latticebpd.Loaded`` is
+    one."""
 
     @property
-    def path(self) -> Path: ...
+    def folder(self) -> Path: ...
 
     @property
-    def model(self) -> Model: ...
+    def target(self) -> TargetModel: ...
 
     @property
     def tokenizer(self) -> Any: ...
@@ -41,11 +42,9 @@ class LoadOptions:
     """How drafters are loaded.
 
     bigram: use what ties neighbouring slots, and the confidence head, of drafters that have them.
-    int8: the target runs on the CPU engine: an assistant, too, and other networks with weights quantized to int8.
     """
 
     bigram: bool = True
-    int8: bool = False
 
 
 class LatticeSource(Protocol):
@@ -88,7 +87,7 @@ class FamilySource(LatticeSource, Protocol):
     def num_slots(self) -> int: ...
 
     @property
-    def target(self) -> Model: ...
+    def target(self) -> TargetModel: ...
 
     @property
     def weights(self) -> str:
@@ -123,5 +122,8 @@ class Family(Protocol):
     def recognises(self, path: Path) -> bool:
         """Whether a path holds a drafter of this family."""
 
-    def load(self, path: Path, target: Target, options: LoadOptions) -> FamilySource:
+    def runs_beside_engine(self, path: Path) -> bool:
+        """Whether the drafter of a path can draft for a target on the CPU engine."""
+
+    def load(self, path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
         """The drafter of a path, next to its target; ValueError where it cannot be read, or does not fit."""

@@ -1,31 +1,42 @@
-"""The drafter families, in the order in which they are asked whether they recognise a path."""
+"""The drafter families, in the order in which they are asked whether they recognise a path. No other file names one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
-from latticebpd.drafters.assistant import assistant_family
-from latticebpd.drafters.block import block_family
 from latticebpd.drafters.family import Family, FamilySource, LoadOptions, Target
-from latticebpd.drafters.heads import head_family
-from latticebpd.drafters.masks import mask_family
 
-FAMILIES: tuple[Family, ...] = (head_family, block_family, mask_family, assistant_family)
+BESIDE_TARGET = ("heads.head_family",)
+"""Families whose drafters lie in their target's own folder. Their modules import no PyTorch."""
+FAMILIES = (*BESIDE_TARGET, "block.block_family", "masks.mask_family", "assistant.assistant_family")
+
+
+def families(names: tuple[str, ...] = FAMILIES) -> Iterator[Family]:
+    """The modules, imported one by one."""
+    return (cast("Family", import_module(f"latticebpd.drafters.{name}")) for name in names)
 
 
 def family_of(path: Path) -> Family | None:
     """The first family that recognises a path."""
-    return next((family for family in FAMILIES if family.recognises(path)), None)
+    return next((family for family in families() if family.recognises(path)), None)
 
 
-def load_source(path: Path, target: Target, options: LoadOptions) -> FamilySource:
+def family_beside(folder: Path) -> Family | None:
+    """The family of the drafter that lies in a target's own folder, if there is one."""
+    return next((family for family in families(BESIDE_TARGET) if family.recognises(folder)), None)
+
+
+def load_source(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
     """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
     drafter cannot be read or does not fit."""
     family = family_of(path)
     if family is None:
         wanted = "a drafter (block drafter, mask-filling model or small causal LM)"
         raise ValueError(f"{path}: expected {wanted}, found none")
-    return family.load(path, target, options)
+    return family.load(path, loaded, options)
 
 
 def check_decodes(path: Path) -> None:

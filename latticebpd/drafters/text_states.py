@@ -1,19 +1,17 @@
-"""The target's states at every position of a finished text, from one pass, and lattices drawn there."""
+"""What sources of lattices by networks of their own share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
 MAX_LOGITS = 1 << 25
 """Outputs held at a time."""
@@ -26,39 +24,21 @@ class NetworkSource:
 
     shares_lm = False
 
-    def __init__(self, network: nn.Module, target: Model | None) -> None:
-        self._network, self._target = network, target
+    def __init__(self, hash_weights: Callable[[], str], target: AnyModel | None) -> None:
+        self._hash_weights, self._target = hash_weights, None if target is None else target_model(target)
 
     @property
-    def target(self) -> Model:
+    def target(self) -> TargetModel:
         if self._target is None:
             raise ValueError("expected a drafter with the target that it drafts for, got none")
         return self._target
 
     @property
     def weights(self) -> str:
-        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self._network)}"
+        return f"{self.target.fingerprint} with {self._hash_weights()}"
 
     def default_system(self, rescored: bool) -> str:
         return "{n}-tree"
-
-
-@torch.inference_mode()
-def text_states(
-    model: Model, text: Sequence[int], positions: range, source: Sequence[int] = ()
-) -> tuple[Sequence[Tensor], Tensor]:
-    """All layers' states ``[1, tokens, hidden]``, and the entropies ``[positions, 1]`` of the target's output."""
-    base = BaseModel.of(model)
-    ids = torch.tensor([list(text)], device=base.device)
-    if source:
-        source_ids = torch.tensor([list(source)], device=base.device)
-        out = base.model(input_ids=source_ids, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
-        states, logits = out.decoder_hidden_states, out.logits[:, positions.start :]
-    else:
-        read: Any = base.text(ids)
-        out = base.model(**read, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
-        states, logits = out.hidden_states, out.logits
-    return states, entropy(logits[0, : len(positions)])[:, None]
 
 
 def lattices_by_states(

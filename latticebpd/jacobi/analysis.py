@@ -19,7 +19,7 @@ from latticebpd.jacobi.initial_values import Initial
 from latticebpd.jacobi.solution import UNKNOWN, TokenStatus, Trajectory, trajectory
 from latticebpd.jacobi.solver import gauss_seidel_jacobi, jacobi
 from latticebpd.lattices.token_text import CLASSES, classes, piece
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def analyse(
     known = {*iterates.values.ravel().tolist(), *iterates.tokens} - {UNKNOWN}
     names = {token: piece(tokenizer, token) for token in known}
     pieces = [names[token] for token in iterates.tokens]
-    ends = frozenset(BaseModel.of(model).eos_ids)
+    ends = frozenset(TransformersModel.of(model).eos_ids)
     return Sentence(
         source=text,
         pieces=pieces,

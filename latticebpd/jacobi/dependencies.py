@@ -186,8 +186,8 @@ def _read(session: Session, texts: list[list[int]], expected: list[int]) -> list
         start = len(results)
         rows = max(1, TOKENS_PER_PASS // (len(prompt) + max(map(len, texts[start:])) + 1))
         chunk = texts[start : start + rows]
-        repeated = torch.zeros(len(chunk), dtype=torch.long, device=session.base.device)
-        verifier = RecomputingVerifier(session.base, None if source is None else source.select(repeated))
+        repeated = torch.zeros(len(chunk), dtype=torch.long, device=session.target.device)
+        verifier = RecomputingVerifier(session.target, None if source is None else source.select(repeated))
         verified = verifier.prefill([[*prompt, *tokens] for tokens in chunk])
         logits = verified.logits_of(range(len(chunk)), [0] * len(chunk))
         if text.processors:

@@ -29,7 +29,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.jacobi.solution import Solution
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import first_number
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 GREEDY = "greedy"
 CROSS_KEYS_AND_VALUES = ("encoder_attn.k_proj", "encoder_attn.v_proj", "EncDecAttention.k", "EncDecAttention.v")
@@ -128,7 +128,7 @@ class ModelFlops:
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelFlops:
         """From the modules of a causal LM or an encoder-decoder."""
-        base = BaseModel.of(model)
+        base = TransformersModel.of(model)
         both = base.is_encoder_decoder
         # The text config of an encoder-decoder has one side only, under common names.
         config: Any = model.config if both else base.config
@@ -168,7 +168,7 @@ def _weights(module: nn.Module) -> dict[str, int]:
     return {name: each.weight.numel() for name, each in module.named_modules() if isinstance(each, nn.Linear | Conv1D)}
 
 
-def _lengths(base: BaseModel, batch: Batch) -> tuple[list[int], list[int]]:
+def _lengths(base: TransformersModel, batch: Batch) -> tuple[list[int], list[int]]:
     """For each row, the tokens of the source and of the decoder's prompt."""
     own = batch.mask.sum(1).tolist()
     return (own, [1] * len(own)) if base.is_encoder_decoder else ([0] * len(own), own)
@@ -176,7 +176,7 @@ def _lengths(base: BaseModel, batch: Batch) -> tuple[list[int], list[int]]:
 
 def stock(model: Model, max_new_tokens: int, num_beams: int = 1, **options: Any) -> System:
     """``transformers``' own ``generate()``; operations are not counted under further ``options``."""
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     shape, ends, fill = ModelFlops.of(base.model), frozenset(base.eos_ids), GenerationSettings(base).fill_id
     required = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": fill, "num_beams": num_beams}
 
@@ -205,7 +205,7 @@ def stock(model: Model, max_new_tokens: int, num_beams: int = 1, **options: Any)
 
 def parallel(model: Model, algorithm: Callable[[Batch], Solution]) -> System:
     """A Jacobi algorithm of that model."""
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     shape = ModelFlops.of(base.model)
 
     def decode(batch: Batch) -> BatchRun:

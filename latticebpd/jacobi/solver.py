@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.decoding.decode_rows import Ids, Text
-from latticebpd.decoding.session import Session, SessionOptions, UnreadTokens
+from latticebpd.decoding.decode_rows import Ids, SequenceState
+from latticebpd.decoding.session import PendingTokens, Session, SessionOptions
 from latticebpd.drafters.drafter import State
 from latticebpd.jacobi.block_schedule import BlockSchedule, Length
 from latticebpd.jacobi.initial_values import Initial, Padding
@@ -47,7 +47,7 @@ class _Row:
     """
 
     index: int
-    text: Text
+    text: SequenceState
     columns: int
     pairs: int
     passes: int = 0
@@ -139,7 +139,7 @@ def solve(
     schedule.check(len(session.texts))
     # All but the prompts' last tokens are read first; or, if that leaves nothing of one, all together with the blocks.
     texts, prefixes = session.texts, [text.tokens[:-1] for text in session.texts]
-    unread = UnreadTokens(session.verifier, prefixes if all(prefixes) else session.prompts.tokens)
+    unread = PendingTokens(session.verifier, prefixes if all(prefixes) else session.prompts.tokens)
     lengths = [0] * len(texts)
     if all(prefixes):
         unread.verify([DraftTree.empty()] * len(texts))
@@ -196,7 +196,7 @@ def _begin_blocks(session: Session, rows: list[_Row], schedule: BlockSchedule, i
             asked.append((row, State(row.index, text.tokens, text.prompt_length, row.hidden, width, source)))
     if not asked:
         return
-    name, largest = type(initial).__name__, session.base.vocab_size - 1
+    name, largest = type(initial).__name__, session.target.vocab_size - 1
     initial_values = initial.values([block for _, block in asked])
     if (count := len(initial_values)) != len(asked):
         raise ValueError(f"expected initial values for each of {len(asked)} blocks, got {count} from {name}")

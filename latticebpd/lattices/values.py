@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-
-T = TypeVar("T")
 
 
 class ArrayValues:
@@ -66,6 +64,13 @@ def first_number(config: Any, *names: str) -> int | None:
     return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
 
 
+def check_layers(layers: Iterable[int], deepest: int) -> None:
+    """ValueError for layers, counted from 1, that a model of ``deepest`` layers does not have."""
+    wanted = list(layers)
+    if any(not 1 <= layer <= deepest for layer in wanted):
+        raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, wanted))}")
+
+
 def token_ids(name: str, value: Any) -> list[int]:
     """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
     listed = value.tolist() if hasattr(value, "tolist") else value
@@ -97,23 +102,5 @@ def as_tensor(value: Any) -> Any:
 
 
 def array_for(consumer: object, array: np.ndarray) -> Any:
-    """What a streamer or a stopping criterion receives: the array itself if it ``takes_arrays``, else a tensor."""
-    return array if getattr(consumer, "takes_arrays", False) else as_tensor(array)
-
-
-def converts(**conversions: Callable[[Any], Any]) -> Callable[[type[T]], type[T]]:
-    """Decorates a dataclass: these fields are converted whenever they are read; ``vars`` has them as they were passed.
-
-    So decodes that need no PyTorch leave it unloaded, while others read tensors.
-    """
-
-    def decorate(kind: type[T]) -> type[T]:
-        for name, convert in conversions.items():
-            setattr(kind, name, _converted(name, convert))
-        return kind
-
-    return decorate
-
-
-def _converted(name: str, convert: Callable[[Any], Any]) -> property:
-    return property(lambda owner: convert(vars(owner)[name]), lambda owner, value: vars(owner).update({name: value}))
+    """What a streamer or a stopping criterion receives: the array itself if it ``accepts_numpy``, else a tensor."""
+    return array if getattr(consumer, "accepts_numpy", False) else as_tensor(array)

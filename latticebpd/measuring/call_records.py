@@ -19,7 +19,7 @@ from latticebpd.drafters.known_text import GoldDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
@@ -92,7 +92,9 @@ def read_calls(
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
-    read = list(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).is_encoder_decoder else prompt)
+    read = list(
+        out.sequences[row, : out.prompt_length].tolist() if TransformersModel.of(model).is_encoder_decoder else prompt
+    )
     calls, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
         lattice, context = step.tree.lattice, read + written[:start]

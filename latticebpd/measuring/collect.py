@@ -36,7 +36,7 @@ from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 
 class NoLatticeError(ValueError):
@@ -86,7 +86,7 @@ def collect(
     drafts = as_source(drafts, options.k)
     slots, writer = drafts.num_slots, drafts.target
     start = _start(writer)
-    limit, longest = BaseModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
+    limit, longest = TransformersModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
     wanted = f"sources of at most {limit} tokens (the model's positions)"
     expect(start is None or longest <= (limit or longest), wanted, f"one of {longest}")
     parts: list[LatticeSet] = []
@@ -232,5 +232,5 @@ def _written(
 
 def _start(model: Model) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     return base.start_id if base.is_encoder_decoder else None

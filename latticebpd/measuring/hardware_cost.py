@@ -37,7 +37,7 @@ from latticebpd.lattices.values import first_number
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-    from latticebpd.models.transformers.transformers_model import BaseModel, Model
+    from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
@@ -76,9 +76,9 @@ class ModelShape:
         Raises ValueError where the configuration does not name a width. source: mean tokens of the texts' sources.
         """
         from latticebpd.drafters.heads.blockwise import BlockwiseLM
-        from latticebpd.models.transformers.transformers_model import BaseModel
+        from latticebpd.models.transformers.transformers_model import TransformersModel
 
-        base = BaseModel.of(model)
+        base = TransformersModel.of(model)
         config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
         hidden, attention_heads = config.hidden_size, _named(config, "decoder_attention_heads", "num_attention_heads")
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
@@ -100,7 +100,7 @@ def _numbers(parameters: Iterable[Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _read_by_calls(base: BaseModel) -> list[Parameter]:
+def _read_by_calls(base: TransformersModel) -> list[Parameter]:
     """A model's parameters, without those that only an encoder reads."""
     if not base.is_encoder_decoder:
         return list(base.model.parameters())

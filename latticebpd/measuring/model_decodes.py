@@ -23,7 +23,7 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
 PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
@@ -96,7 +96,7 @@ def decode(
     counts = np.zeros((len(ways), 1), np.int64)
     verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
     written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
-    number, is_encoder_decoder = 0, BaseModel.of(model).is_encoder_decoder
+    number, is_encoder_decoder = 0, TransformersModel.of(model).is_encoder_decoder
     for text, prompt_length in texts:
         # An encoder–decoder's output begins with its start token instead of the prompt.
         begin = 1 if is_encoder_decoder else prompt_length

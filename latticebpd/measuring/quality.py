@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 References: TypeAlias = Sequence[Sequence[str]]
 """One or more of every text."""
@@ -63,7 +63,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
     texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source. Raises
     ValueError where nothing follows any prompt, or for more tokens than the model's positions.
     """
-    base, loss, count = BaseModel.of(model), 0.0, 0
+    base, loss, count = TransformersModel.of(model), 0.0, 0
     for text, prompt_length in texts:
         longest = len(text) - prompt_length if base.is_encoder_decoder else len(text) - 1
         wanted = f"texts of at most {base.max_positions} tokens (the model's positions)"

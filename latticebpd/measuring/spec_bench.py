@@ -33,7 +33,7 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.models.chat import PlainText
 from latticebpd.models.engine.engine import engine_of
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 Result = tuple[Tensor, int, int, list[int]]
 """``output_ids [1, length]`` with the prompt; new tokens; calls after the prefill; tokens that each call committed."""
@@ -66,13 +66,13 @@ def forward_func(
 def baseline_of(model: Model) -> ForwardFunc:
     """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
     library's loop without drafts. Chosen once for a run, since the check reads all weights."""
-    has_engine = engine_of(BaseModel.of(model).model) is not None
+    has_engine = engine_of(TransformersModel.of(model).model) is not None
     return partial(forward_func, drafter=NoDrafter()) if has_engine else _stock_forward_func
 
 
 def _stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
     options: Any = {"attention_mask": inputs.attention_mask, "do_sample": False, "max_new_tokens": max_new_tokens}
-    out = BaseModel.of(model).model.generate(inputs.input_ids, **options, **kwargs)
+    out = TransformersModel.of(model).model.generate(inputs.input_ids, **options, **kwargs)
     new = int(out.shape[1] - inputs.attention_mask.shape[1])
     return out, new, new - 1, [1] * (new - 1)
 
@@ -226,7 +226,7 @@ def _ask(
     model: Model, prompts: PlainText, max_new_tokens: int, question: Question, forward: ForwardFunc, **kwargs: Any
 ) -> tuple[Answer, int]:
     """The answer, and how many of its prompts were cut."""
-    base, answer, cut, turns = BaseModel.of(model), Answer(question), 0, list[str]()
+    base, answer, cut, turns = TransformersModel.of(model), Answer(question), 0, list[str]()
     synchronize = torch.cuda.synchronize if base.device.type == "cuda" else ignore
     ends = {} if prompts.eos_ids is None else {"eos_token_id": prompts.eos_ids}
     for turn in question.turns:

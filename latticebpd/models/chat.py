@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.models.chat_templates import render_chat
-from latticebpd.models.engine.engine_target import EngineTarget, target_of
-
-if TYPE_CHECKING:
-    from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.models.target_model import AnyModel, target_model
 
 USER, ASSISTANT = "user", "assistant"
 
@@ -58,7 +55,7 @@ class ChatTemplate(PlainText):
     model, with the latter only. A system prompt of None leaves the template its own.
     """
 
-    def __init__(self, tokenizer: Any, model: Model | EngineTarget | None, system_prompt: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, model: AnyModel | None, system_prompt: str | None = None) -> None:
         super().__init__(tokenizer)
         wanted = "a tokenizer with a chat template"
         expect(has_template(tokenizer), wanted, "one without", "is the model tuned to follow instructions?")
@@ -66,7 +63,7 @@ class ChatTemplate(PlainText):
         # The special token that the template puts after the model's turn, if any.
         end, special = self._written(self.messages(["?", "!"])).rpartition("!")[2], set(tokenizer.all_special_ids)
         self.turn_ends = [token for token in self.ids(end) if token in special][:1]
-        self.eos_ids = list(dict.fromkeys([*([] if model is None else target_of(model).eos_ids), *self.turn_ends]))
+        self.eos_ids = list(dict.fromkeys([*([] if model is None else target_model(model).eos_ids), *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
         return self.prompt_of(self.messages(turns))
@@ -89,9 +86,6 @@ class ChatTemplate(PlainText):
         return self._written([*opening, *messages], add_generation_prompt=True)
 
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
-        if not hasattr(self.tokenizer, "get_chat_template"):
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-        # That of transformers renders templates without a limit on their time and memory.
         variables = {**self.tokenizer.special_tokens_map, **settings}
         return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
 
@@ -118,7 +112,7 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def prompt_format(
-    tokenizer: Any, model: Model | EngineTarget, chat: bool | None = None, system_prompt: str | None = None
+    tokenizer: Any, model: AnyModel, chat: bool | None = None, system_prompt: str | None = None
 ) -> PlainText:
     """The format of a model's prompts, by default its chat template if it has one; ValueError for a chat without a
     template, or a system prompt without a chat."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
@@ -17,7 +17,9 @@ from tokenizers.models import BPE
 from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.lattices.json_files import DAMAGE, read_json
-from latticebpd.models.chat_templates import render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Names of special tokens that every tokenizer has, some without a token."""
@@ -93,18 +95,20 @@ class ModelTokenizer:
                 text = text.replace(spaced, cleaned)
         return text
 
-    def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], tokenize: bool = True, **variables: Any
-    ) -> Any:
-        """The text of a conversation, or its ids as ``__call__`` gives them; ValueError if there is no template or it
-        refuses the conversation."""
+    def get_chat_template(self, chat_template: None = None, tools: Sequence[Any] | None = None) -> str:
+        """The template of a conversation, with tools where they are given; ValueError if there is none."""
         template: Any = self.chat_template
         if isinstance(template, dict):
-            wants_tools = variables.get("tools") is not None and "tool_use" in template
-            template = template.get("tool_use" if wants_tools else "default")
+            template = template.get("tool_use" if tools is not None and "tool_use" in template else "default")
         expect(template, "a tokenizer with a chat template", "one without", "give the prompt as plain text")
-        text = render_chat(template, conversation, **{**self.special_tokens_map, **variables})
-        return self(text, add_special_tokens=False) if tokenize else text
+        return str(template)
+
+    def for_transformers(self) -> PreTrainedTokenizerBase:
+        """The same tokenizer as an object of ``transformers``."""
+        from transformers import PreTrainedTokenizerFast
+
+        named = {name: token for name, token in self.special_tokens_map.items() if name in SPECIAL}
+        return PreTrainedTokenizerFast(tokenizer_object=self.backend_tokenizer, **named)
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         """A token as the vocabulary spells it, None for no token's id; a list of them for several ids."""

@@ -14,14 +14,14 @@ import torch
 import fst
 from fst.processors import ignore
 from latticebpd._version import __version__
-from latticebpd.decoding.front_door import BUNDLED, Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.loading import BUNDLED, Loaded
 from latticebpd.machine import machine_settings
 from latticebpd.models.catalogue import CATALOGUE
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.models.weight_kinds import EXACT
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, as_tuned, is_calibrated
@@ -200,7 +200,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
     on_run: called with the system's name before each decode.
     """
     prompts = prompts_of(loaded)[: settings.num_prompts]
-    base = BaseModel.of(loaded.model)
+    base = TransformersModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
     exact, generate_texts = True, 0
@@ -238,7 +238,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
 
 def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
     """What `generate()` writes."""
-    base = BaseModel.of(loaded.model)
+    base = TransformersModel.of(loaded.model)
     ids = torch.tensor([prompt.ids], device=base.device)
     options: Any = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": base.pad_id or 0}
     options |= {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}

@@ -24,12 +24,12 @@ from transformers import StoppingCriteriaList
 from latticebpd._version import __version__
 from latticebpd.checks import expect
 from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
-from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.loading import Loaded
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.serving import schema
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
@@ -62,7 +62,7 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
     def __post_init__(self) -> None:
-        is_causal = not BaseModel.of(self.loaded.model).is_encoder_decoder
+        is_causal = not TransformersModel.of(self.loaded.model).is_encoder_decoder
         expect(is_causal, "a causal language model to serve", "an encoder–decoder", of=self.name)
         wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
         expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
@@ -219,7 +219,7 @@ class Service:
         temperature = self.temperature if asked.temperature is None else asked.temperature
         if not temperature:
             return EXACT
-        generator = torch.Generator(BaseModel.of(self.loaded.model).device)
+        generator = torch.Generator(TransformersModel.of(self.loaded.model).device)
         if asked.seed is None:
             generator.seed()
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,24 +12,21 @@ from latticebpd.cpu import _engine
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import num_threads
+from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.verification.best_tokens import BestTokens
 from latticebpd.verification.verifier import Verified
 
-if TYPE_CHECKING:
-    from latticebpd.models.engine.engine import Engine
-    from latticebpd.models.engine.engine_target import EngineTarget
-
-BLOCK = 128
+PREFILL_CHUNK = 128
 """Tokens of a prompt that are read in one pass."""
 
 
 class EngineVerifier:
-    """The target model as an engine computes it.  layers: those whose states are kept, from 0."""
+    """The target model as the engine computes it.  layers: those whose states are kept, from 0."""
 
     max_nodes = None
 
-    def __init__(self, engine: Engine | EngineTarget, layers: Sequence[int] = ()) -> None:
-        self.model, self.layers, self.threads = engine.transformer, tuple(layers), num_threads()
+    def __init__(self, target: EngineModel, layers: Sequence[int] = ()) -> None:
+        self.model, self.layers, self.threads = target.transformer, tuple(layers), num_threads()
         self.caches: list[_engine.Cache] = []
         self.states: list[np.ndarray] = []  # of every row's text, with room for more
         self.pending: list[np.ndarray] = []
@@ -42,16 +39,16 @@ class EngineVerifier:
         self.begin(len(prompts))
         last = np.zeros((len(prompts), 1, self.model.hidden_size), np.float32)
         for row, prompt in enumerate(prompts):
-            for begin in range(0, len(prompt), BLOCK):
-                last[row, 0] = self.extend(row, prompt[begin : begin + BLOCK])
+            for begin in range(0, len(prompt), PREFILL_CHUNK):
+                last[row, 0] = self.extend(row, prompt[begin : begin + PREFILL_CHUNK])[-1]
         return self._verified(last)
 
     def extend(self, row: int, text: Sequence[int]) -> np.ndarray:
-        """One pass over more tokens of a row's text; ``[hidden]``, the last one's final hidden state."""
+        """One pass over more tokens of a row's text; ``[tokens, hidden]``, their final hidden states."""
         tokens = np.asarray(text, np.int64)
         hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
         self._keep([row], [states], [range(len(tokens))])
-        return hidden[-1]
+        return hidden
 
     def join(self, other: EngineVerifier) -> None:
         """Take over the rows of another verifier of this model and these layers, after the own ones."""
@@ -131,5 +128,4 @@ class EngineVerifier:
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
-        untyped: Any = hidden
-        return Verified(untyped, logits_of, None, BestTokens(best_of, trees, self.model.together))
+        return Verified(hidden, logits_of, None, BestTokens(best_of, trees, self.model.together))

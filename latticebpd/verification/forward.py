@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.verification.verifier import Verified
 
 
@@ -33,7 +33,9 @@ class EncodedSource:
     @torch.inference_mode()
     def encode(cls, model: Model, input_ids: Tensor, mask: Tensor) -> EncodedSource:
         """Run the encoder; ``[rows, source]`` both."""
-        return cls(BaseModel.of(model).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+        return cls(
+            TransformersModel.of(model).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask
+        )
 
     def select(self, rows: Tensor) -> EncodedSource:
         """The given rows, in this order; a row may occur several times."""
@@ -48,7 +50,7 @@ class Forward:
     """
 
     def __init__(self, model: Model, source: EncodedSource | None, layers: Sequence[int] = ()) -> None:
-        self.base = BaseModel.of(model)
+        self.base = TransformersModel.of(model)
         self.projection = self.base.exact_projection  # for all passes: hooks may be put on a model between decodes
         self.source, self.layers = source, tuple(layers)
 

@@ -12,26 +12,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.values import as_tensor, converts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@converts(hidden=as_tensor)
 @dataclass(frozen=True, eq=False)
 class Verified:
     """The target model's output for the next token and every drafted node of each row.
 
     hidden: ``[rows, nodes + 1, hidden]`` final, normalised hidden states; columns after a row's nodes are meaningless.
-        Given by the CPU engine as an array.
+        An array of the CPU engine, a tensor of PyTorch.
     logits_of: rows and columns, equally many -> ``[n, vocab]`` logits.
     layers: ``[rows, columns of the pass, layers * hidden]`` hidden states after selected layers, concatenated.
     best_of: rows and columns -> each one's token of the highest logit, the lowest id of equal ones; None if no faster
         than logits.
     """
 
-    hidden: Tensor
+    hidden: Any
     logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
     layers: Tensor | None = None
     best_of: Callable[[Sequence[int], Sequence[int]], list[int]] | None = None

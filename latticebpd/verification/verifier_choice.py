@@ -18,9 +18,7 @@ from transformers import PreTrainedModel
 
 from latticebpd.checks import expect
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.engine.engine import engine_of
-from latticebpd.models.transformers.transformers_model import BaseModel, Model, once_per_model
-from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel, once_per_model
 from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.row_cache import RowCache
@@ -41,9 +39,7 @@ def verifier_for(
     source: of an encoder–decoder.  use_cache: False reads every text from the beginning at every call.
     layers: those whose states are kept, from 0.
     """
-    stock = BaseModel.of(model).model
-    if use_cache and source is None and (engine := engine_of(stock)) is not None:
-        return EngineVerifier(engine, layers)
+    stock = TransformersModel.of(model).model
     implementation = _attention(stock)
     got, remedy = f"{implementation!r}, which takes no tree mask", "load the model with attn_implementation='sdpa'"
     expect(implementation in {"sdpa", "eager"}, "SDPA or eager attention", got, remedy)
@@ -72,7 +68,7 @@ def _attention(model: PreTrainedModel) -> str:
 @once_per_model
 def _kind(model: PreTrainedModel, implementation: str) -> Kind | None:
     """The placement that agrees; none for a model that does more than attend, since only attention can forget."""
-    base, kinds = BaseModel.of(model), list[Kind]()
+    base, kinds = TransformersModel.of(model), list[Kind]()
     if layers_of(model).only_attention and base.is_encoder_decoder:
         kinds = [ByRelativeBias, ByEmbedding]
     elif layers_of(model).only_attention and base.takes("position_ids"):
@@ -82,7 +78,7 @@ def _kind(model: PreTrainedModel, implementation: str) -> Kind | None:
 
 def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
     """Whether tree attention equals plain causal passes, on rows of different lengths and branching trees."""
-    base = BaseModel.of(model)
+    base = TransformersModel.of(model)
     middle = base.vocab_size // 2
     if middle < 2:
         return False
@@ -119,7 +115,7 @@ def _objection(model: PreTrainedModel, implementation: str) -> str | None:
 @torch.inference_mode()
 def _is_causal(model: PreTrainedModel) -> bool:
     """Whether a token's logits do not depend on later tokens, nor on earlier ones coming from a cache."""
-    base, tokens = BaseModel.of(model), _random_texts(model, rows=3)
+    base, tokens = TransformersModel.of(model), _random_texts(model, rows=3)
     rows, length = tokens.shape
     tokens[0, length // 2] = (base.pad_id or 0) % base.vocab_size  # some models count positions by token id
     source = EncodedSource.encode(base, tokens, torch.ones_like(tokens)) if base.is_encoder_decoder else None
@@ -148,7 +144,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 def _random_texts(model: PreTrainedModel, rows: int) -> torch.Tensor:
     """``[rows, n]`` ids, always the same ones."""
-    base, window = BaseModel.of(model), layers_of(model).window or 0
+    base, window = TransformersModel.of(model), layers_of(model).window or 0
     length = 12 if window > LONG else window + 12
     if base.max_positions is not None:  # the trial's trees take 8 more
         length = max(2, min(length, base.max_positions - 8))

@@ -66,8 +66,8 @@ def block_drafter(
     from latticebpd.drafters.block.block_checkpoints import load_block_drafter
     from latticebpd.drafters.block.block_network import BlockDrafter, config_for
     from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-    from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.load_target import load_blockwise, load_stock, load_tokenizer
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
@@ -79,7 +79,7 @@ def block_drafter(
     torch.manual_seed(options.seed)
     rank = bigram_rank or 64 * (head_on is not None and not (selector or reranker or whole))
     head: dict[str, Any] = {"markov_rank": rank} if rank else {}
-    width = BaseModel.of(target).hidden_size
+    width = TransformersModel.of(target).hidden_size
     if selector:
         head |= {"conv_kernel_size": 2, "conv_group_size": math.gcd(16, width)}
         head |= {"selector_rank": selector_rank, "selector_top_k": candidates or 16}
@@ -94,7 +94,7 @@ def block_drafter(
         if mask_token is None:
             mask_token = mask_token_id(tokenizer, model, "; name one with --mask-token")
         if shortlist is not None and shortlist.isdecimal():
-            listed = shortlist_of(learnt.texts, BaseModel.of(target).vocab_size, int(shortlist))
+            listed = shortlist_of(learnt.texts, TransformersModel.of(target).vocab_size, int(shortlist))
         elif shortlist is not None:
             listed = load_blockwise(shortlist).shortlist
             if listed is None:

@@ -44,15 +44,16 @@ def distill(
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
     """
     quiet_transformers()
+    from latticebpd.models.engine.engine import engine_for, engine_of
+
     from fst.files import save_array
     from latticebpd.console import positive_numbers
     from latticebpd.drafters import PromptNgramDrafter
-    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.catalogue import resolved
-    from latticebpd.models.engine.engine import engine_for, engine_of
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.load_target import load_stock
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
@@ -63,7 +64,7 @@ def distill(
     mine = parse_part(part)
     states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None
     base = load_stock(model, base_type(base_dtype))
-    stock = BaseModel.of(base)
+    stock = TransformersModel.of(base)
     end_ids = stock.eos_ids
     are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(are_texts):

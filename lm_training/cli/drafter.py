@@ -41,8 +41,8 @@ def drafter(
     from fst.files import replacing_files
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, load_verifier
-    from latticebpd.drafters.pretrained import load_tokenizer
     from latticebpd.lattices.texts import Texts
+    from latticebpd.models.load_target import load_tokenizer
     from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
     from lm_training.data.training_data import load_texts
     from lm_training.families.masks import train_drafter

@@ -39,8 +39,8 @@ def rescorer(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.texts import Texts
+    from latticebpd.models.load_target import load_stock
     from lm_training.cli.training_run import training_run
     from lm_training.data.corpus import END_OF_TEXT
     from lm_training.data.training_data import load_texts

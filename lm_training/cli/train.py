@@ -125,9 +125,9 @@ def heads(
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise, new_heads
-    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.models.catalogue import resolved
-    from latticebpd.models.transformers.transformers_model import BaseModel
+    from latticebpd.models.load_target import load_stock
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from lm_training.cli.training_run import report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
@@ -144,13 +144,13 @@ def heads(
     warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtype), dtype)
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
-    if BaseModel.of(base).is_encoder_decoder and windows:
+    if TransformersModel.of(base).is_encoder_decoder and windows:
         wanted = "sources and texts (.npz, or distilled) for an encoder-decoder"
         raise ValueError(f"{windows[0]}: expected {wanted}, got a corpus")
     learnt, held_out = load_head_data(data, [validation], sequence_length, with_states=not options.fine_tune)
     vocabulary = tokenizer or Path(resolved(model)) / "tokenizer.json"
     torch.manual_seed(options.seed)
-    tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
+    tokens = None if shortlist is None else shortlist_of(learnt.texts, TransformersModel.of(base).vocab_size, shortlist)
     files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
     shape = (kind, num_heads, intermediate_size, num_layers, tokens)
     blockwise = warm or BlockwiseLM(base, new_heads(base, *shape).float())
@@ -190,11 +190,12 @@ def hidden(
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
     """
     quiet_transformers()
+    from latticebpd.models.engine.engine import engine_for
+
     from latticebpd.console import positive_numbers
-    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.models.catalogue import resolved
-    from latticebpd.models.engine.engine import engine_for
+    from latticebpd.models.load_target import load_stock
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
     from lm_training.data.training_data import load_texts

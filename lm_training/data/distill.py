@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from latticebpd.models.engine.engine import engine_of
 from transformers import PreTrainedModel
 
 from fst.files import PathLike
@@ -33,9 +34,8 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
-from latticebpd.models.engine.engine import engine_of
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.engine_verifier import BLOCK
 from latticebpd.verification.grouped_attention import grouped_attention
 from latticebpd.verification.verifier_choice import tree_placement
@@ -122,7 +122,12 @@ def in_batches(
 
 
 def on_engine(
-    model: BaseModel, drafter: Drafter, size: int, max_new_tokens: int, with_states: bool, prompts: Iterable[np.ndarray]
+    model: TransformersModel,
+    drafter: Drafter,
+    size: int,
+    max_new_tokens: int,
+    with_states: bool,
+    prompts: Iterable[np.ndarray],
 ) -> Continuations:
     """The CPU engine's rows: where a text ends, the next prompt takes its row, so that passes stay wide.
 
@@ -167,7 +172,7 @@ def on_engine(
             yield ended
 
 
-def suits_loop(model: BaseModel) -> bool:
+def suits_loop(model: TransformersModel) -> bool:
     """Whether our own loop has a cache for the model and supports all that its generation config asks for."""
     try:
         with beams_ignored(model):
@@ -177,7 +182,9 @@ def suits_loop(model: BaseModel) -> bool:
     return engine_of(model.model) is not None or tree_placement(model.model) is not None
 
 
-def by_loop(model: BaseModel, drafter: Drafter, max_new_tokens: int, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+def by_loop(
+    model: TransformersModel, drafter: Drafter, max_new_tokens: int, prompts: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """Our own loop: finished rows cost nothing, and no step copies the cache. The text is the same with a drafter."""
     ids, mask = map(torch.from_numpy, padded(prompts, 0))
     with beams_ignored(model):
@@ -187,7 +194,7 @@ def by_loop(model: BaseModel, drafter: Drafter, max_new_tokens: int, prompts: Se
 
 @torch.inference_mode()
 def by_generate(
-    stock: BaseModel, num_beams: int, max_new_tokens: int, prompts: Sequence[np.ndarray]
+    stock: TransformersModel, num_beams: int, max_new_tokens: int, prompts: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """`generate()` of ``transformers``: for beams, on a GPU, and for models that our loop has no cache for."""
     end_ids = stock.eos_ids
@@ -231,7 +238,7 @@ def distill(
     """
     index, parts = part
     expect(0 <= index < parts, "a part i/n with 0 <= i < n", f"{index}/{parts}")
-    prompts, stock = prompts.prompts(), BaseModel.of(base)
+    prompts, stock = prompts.prompts(), TransformersModel.of(base)
     _check_fit(stock, prompts, options)
     shards, kept = distilled_directory(directory), hidden_states.states_directory(directory)
     size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
@@ -290,7 +297,7 @@ def _write(
             yield shard, sorted(written.pop(shard).items())
 
 
-def _check_fit(stock: BaseModel, prompts: Texts, options: DistillOptions) -> None:
+def _check_fit(stock: TransformersModel, prompts: Texts, options: DistillOptions) -> None:
     """ValueError for prompts beyond the model's vocabulary or positions."""
     expect(len(prompts), "at least one prompt")
     require_vocabulary(prompts, stock.source_vocab_size, "prompt")

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from latticebpd.models.engine.engine import engine_of
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,9 +31,8 @@ from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.models.engine.engine import engine_of
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.models.weight_kinds import EXACT
 from latticebpd.verification.engine_verifier import BLOCK
 
@@ -174,7 +174,7 @@ def add_states(
     ValueError for a directory of another model's states or other layers, texts or layers that do not fit the model, and
     whole texts of an encoder-decoder, whose decoder does not read prompts.
     """
-    stock = BaseModel.of(model)
+    stock = TransformersModel.of(model)
     if options.whole and stock.is_encoder_decoder:
         raise ValueError("expected a decoder-only model for states of whole texts; leave --whole out")
     texts = unprompted(texts) if options.whole else texts
@@ -187,7 +187,7 @@ def add_states(
             on_text(len(rows), 0)
 
 
-def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
+def claim_states(directory: ShardDirectory, model: TransformersModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     layers = sorted(set(options.layers))
     model.check_layers(layers)
@@ -196,7 +196,7 @@ def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, option
     directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))
 
 
-def rounded_weights(model: BaseModel) -> dict[str, str]:
+def rounded_weights(model: TransformersModel) -> dict[str, str]:
     """The name of the engine's weights as a setting, where they are not the float model's."""
     engine = engine_of(model.model)
     return {} if engine is None or engine.weights in EXACT else {"weights": engine.weights}
@@ -213,7 +213,11 @@ def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
 
 
 def read_states(
-    model: BaseModel, every_layer: bool, inputs: Tensor, sources: Tensor | None = None, mask: Tensor | None = None
+    model: TransformersModel,
+    every_layer: bool,
+    inputs: Tensor,
+    sources: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> list[Tensor]:
     """``[rows, length, hidden]`` the final, normalised hidden states of texts, after those of every layer if asked for.
 
@@ -230,7 +234,7 @@ def read_states(
 
 @torch.inference_mode()
 def states_of(
-    stock: BaseModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] = ignore
+    stock: TransformersModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] = ignore
 ) -> dict[str, Tensor]:
     """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name.
 

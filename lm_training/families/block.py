@@ -38,7 +38,7 @@ from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, a
 from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
 from latticebpd.lattices.texts import padded
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import layer_name, read_states
 from lm_training.data.shortlist import fingerprint, shortlist_indices
@@ -96,7 +96,7 @@ class BlockSampler:
         if data.states is not None:
             data.states.require(layers, whole=True)
             data.states.require_size(len(data.texts), name, self.config.hidden_size)
-        self.target, self.layers = BaseModel.of(target), layers
+        self.target, self.layers = TransformersModel.of(target), layers
         self.texts, self.states = ModelTexts.of(target, data.texts, name).texts, data.states
         drafted = drafter.draft_tokens
         self.indices = shortlist_indices(self.config.vocab_size, None if drafted is None else drafted.cpu().numpy())
@@ -184,7 +184,7 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         wanted = "training texts of at least 2 written tokens (an anchor and a label)"
         expect(data.texts.answer_lengths.max(initial=0) >= 2, wanted)
         self.drafter, self.embedding = drafter, target.get_input_embeddings()
-        projection = BaseModel.of(target).projection
+        projection = TransformersModel.of(target).projection
         self.project = drafter.output(projection)
         self.target = projection if drafter.draft_tokens is None else projection.over(drafter.draft_tokens)
         self.frozen = not any(weight.requires_grad for weight in drafter.layers.parameters())
@@ -328,7 +328,7 @@ def init_from_target(objective: BlockObjective, target: PreTrainedModel) -> None
     with noise in some heads, so only rotary embeddings decide. The first heads pass their values on unchanged, so a
     block starts with the token that the target was about to predict.
     """
-    drafter, batch, decoder = objective.drafter, objective.batch(0, 0, 1), BaseModel.of(target).decoder
+    drafter, batch, decoder = objective.drafter, objective.batch(0, 0, 1), TransformersModel.of(target).decoder
     _copy_matching(drafter.norm, getattr(decoder, "norm", None))
     drafter.norm.weight.div_(drafter.norm.weight.mean())
     following = getattr(decoder, "layers", ())[drafter.config.target_layer_ids[-1] + 1 :]

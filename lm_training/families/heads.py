@@ -30,7 +30,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel, Model, Projection
+from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
@@ -141,7 +141,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         if batch.states is not None:
             return batch.states
         assert batch.inputs is not None
-        stock = BaseModel.of(self.model.base)
+        stock = TransformersModel.of(self.model.base)
         layers = self.model.layers
         states = read_states(stock, bool(layers), batch.inputs, batch.sources, batch.mask)
         return torch.cat([states[n] for n in (-1, *layers)], dim=-1).flatten(0, 1)

@@ -33,7 +33,7 @@ from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairBatch, PairSampler, zero_loss
@@ -98,7 +98,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         self.smallest = options.smallest_block or size
         expect(1 <= self.smallest <= size, f"smallest_block from 1 to {size} (the drafter's block size)", self.smallest)
         for name, pairs in (("training", data), ("validation", validation)):
-            BaseModel.of(drafter).check_sources(int(pairs.prompt_lengths.max(initial=0)))
+            TransformersModel.of(drafter).check_sources(int(pairs.prompt_lengths.max(initial=0)))
             longest = int(pairs.answer_lengths.max(initial=0)) + size
             wanted = f"{name} targets that leave room for {size} masks in {drafter.max_positions} positions"
             expect(longest <= drafter.max_positions, wanted, f"{longest} together", "use a smaller block")

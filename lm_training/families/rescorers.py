@@ -21,7 +21,7 @@ from fst.files import PathLike
 from latticebpd.checks import expect
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.batching import rows_of_step
 from lm_training.families.shapes import RescorerShape
@@ -64,7 +64,7 @@ class RescorerObjective(Objective[NextTokenBatch, RescorerTraining]):
     ) -> None:
         super().__init__(options, data)
         wanted, got = "a decoder-only causal LM as rescorer", f"an encoder-decoder ({model.config.model_type})"
-        expect(not BaseModel.of(model).is_encoder_decoder, wanted, got)
+        expect(not TransformersModel.of(model).is_encoder_decoder, wanted, got)
         self.data = ModelTexts.of(model, data, "training").texts
         self.validation = ModelTexts.of(model, validation, "validation").texts
         expect(data.num_labels and validation.num_labels, "sequences with tokens after their prompts", "prompts only")

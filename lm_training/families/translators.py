@@ -23,7 +23,7 @@ from latticebpd.checks import expect
 from latticebpd.drafters.masks.mask_network import load_verifier
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.families.shapes import TranslationShape
 from lm_training.training.labels import token_measures
 from lm_training.training.optimizers import adamw_and_muon
@@ -70,7 +70,7 @@ class PairSampler:
     """
 
     def __init__(self, model: PreTrainedModel, data: Texts, batch_tokens: int, seed: int) -> None:
-        self.model, self.data, self.seed = BaseModel.of(model), data, seed
+        self.model, self.data, self.seed = TransformersModel.of(model), data, seed
         self.cuts = batch_cuts(data, batch_tokens)
         self.tokens_per_batch = len(data.tokens) // (len(self.cuts) - 1)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from lm_training.data.batching import require_vocabulary
 from lm_training.data.hidden_states import LAST, layer_name
 from lm_training.data.shortlist import shortlist_indices
@@ -79,7 +79,7 @@ class ModelTexts:
     @classmethod
     def of(cls, model: Model, data: Texts, name: str) -> ModelTexts:
         """Prompts and continuations for a model; ValueError if its vocabulary or positions do not suffice."""
-        stock = BaseModel.of(model)
+        stock = TransformersModel.of(model)
         read = cls(data.answers(stock.start_id), data.prompts()) if stock.is_encoder_decoder else cls(data, None)
         checks = [(read.texts, stock.vocab_size, stock.max_positions)]
         if read.sources is not None:
@@ -97,7 +97,7 @@ class HeadSampler:
     """Makes batches of chosen texts; tokens that are not on the heads' shortlist are no labels of heads 2..h."""
 
     def __init__(self, model: BlockwiseLM, data: HeadData, name: str) -> None:
-        stock = BaseModel.of(model)
+        stock = TransformersModel.of(model)
         self.layers = [LAST, *map(layer_name, model.layers)]
         if data.states is not None:
             data.states.require(model.layers)

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, Qwen3Config
 from benchmarks.common import read_csv
 from benchmarks.engine import files, peers, run
 from latticebpd.drafters import bundled
-from latticebpd.drafters.pretrained import load_model
+from latticebpd.models.load_target import load_model
 
 SYSTEMS: dict[str, peers.System] = {
     "PyTorch": ("transformers", bundled.MODEL),

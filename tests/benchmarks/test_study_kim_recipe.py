@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from latticebpd.drafters import bundled
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.load_target import load_tokenizer
 
 WORDS = (
     "a",

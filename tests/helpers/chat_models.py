@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latticebpd.drafters.bundled import LM, MODEL
-from latticebpd.drafters.pretrained import load_stock, load_tokenizer
+from latticebpd.models.load_target import load_stock, load_tokenizer
 from tests.helpers.tokenizers import TEMPLATE
 
 

@@ -14,9 +14,9 @@ import torch
 from openai import AsyncOpenAI, OpenAI
 
 from latticebpd import BlockwiseLM, DraftTree, Exact, NoDrafter, Sampling, generate
-from latticebpd.decoding.front_door import Loaded
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.heads.head_family import HeadLattices
+from latticebpd.loading import Loaded
 from latticebpd.serving.api import Service
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.server import GracefulServer, listen, server_of

@@ -34,7 +34,7 @@ def run_in(clone: Path, *arguments: str, site: Path | None = None) -> subprocess
 
 def check_python_and_command(clone: Path, site: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", (clone / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
-    where = "import latticebpd.decoding.front_door as module; print(module.__file__)"
+    where = "import latticebpd.loading as module; print(module.__file__)"
     done = run_in(clone, "-c", f"{code}\n{where}", site=site)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("The history of the city")

@@ -19,21 +19,20 @@ from typing import Self
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
-from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.catalogue import CATALOGUE, resolved
-from latticebpd.models.engine.engine import engine_for
+from latticebpd.models.catalogue import CATALOGUE
+from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.gguf.gguf_file import is_gguf
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
-from latticebpd.models.weight_kinds import INT8
+from latticebpd.models.load_target import load_target, load_tokenizer
+from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.weight_kinds import INT8, TORCH
 from latticebpd.scoring.neural.causal_rescorer import first_kept
 from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 
@@ -47,17 +46,20 @@ def recognises(path: Path) -> bool:
     return (path / "config.json").is_file() or is_gguf(path) or str(path) in CATALOGUE
 
 
-def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
-    """The assistant of a path, which must share the target's vocabulary."""
-    assistant = load_stock(path)
-    for role, base in (("--model", BaseModel.of(target.model)), ("drafter", BaseModel.of(assistant))):
+def runs_beside_engine(path: Path) -> bool:
+    return True
+
+
+def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+    """The assistant of a path, which must share the target's vocabulary; it runs on the engine if the target does."""
+    on_engine = isinstance(loaded.target, EngineModel)
+    assistant = load_target(path, None if on_engine else TORCH, default=INT8)
+    for role, model in (("--model", loaded.target), ("drafter", assistant)):
         wanted = "decoder-only models to draft with an assistant"
-        expect(not base.is_encoder_decoder, wanted, f"an encoder–decoder as {role}", of=path)
-    ours, theirs = (vocabulary_fingerprint(each.get_vocab()) for each in (target.tokenizer, load_tokenizer(path)))
+        expect(not model.is_encoder_decoder, wanted, f"an encoder–decoder as {role}", of=path)
+    ours, theirs = (vocabulary_fingerprint(each.get_vocab()) for each in (loaded.tokenizer, load_tokenizer(path)))
     expect(ours == theirs, f"an assistant over the target's vocabulary ({ours})", f"one over {theirs}", of=path)
-    if options.int8:
-        engine_for(assistant, Path(resolved(path)), default=INT8)
-    return AssistantLattices(assistant, target.model)
+    return AssistantLattices(assistant, loaded.target)
 
 
 class AssistantLattices(NetworkSource):
@@ -70,14 +72,15 @@ class AssistantLattices(NetworkSource):
     has_transitions = True
     owner = "the assistant"
 
-    def __init__(self, assistant: PreTrainedModel, target: Model, k: int = 16, slots: int | None = None) -> None:
-        super().__init__(assistant, target)
-        self.vocab_size = BaseModel.of(target).vocab_size
-        self.num_tokens = min(BaseModel.of(assistant).vocab_size, self.vocab_size)
+    def __init__(self, assistant: AnyModel, target: AnyModel, k: int = 16, slots: int | None = None) -> None:
+        drafts = target_model(assistant)
+        super().__init__(lambda: drafts.fingerprint, target)
+        self.vocab_size = self.target.vocab_size
+        self.num_tokens = min(drafts.vocab_size, self.vocab_size)
         expect(1 <= k <= self.num_tokens, f"1 to {self.num_tokens} arcs per slot (the assistant's tokens)", k)
-        self.assistant, self.k, self.num_slots = assistant, k, slots or SLOTS
+        self.assistant, self.k, self.num_slots = drafts, k, slots or SLOTS
         self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
-        self.reader: Reader = reader_for(assistant)
+        self.reader: Reader = reader_for(drafts)
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.assistant, self.target, k, slots)
@@ -88,7 +91,7 @@ class AssistantLattices(NetworkSource):
     @torch.inference_mode()
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         slots = min(self.num_slots, max(state.max_depth for state in states))
-        limit = BaseModel.of(self.assistant).max_positions
+        limit = self.assistant.max_positions
         texts = [np.asarray(state.tokens, np.int64) for state in states]
         if limit is not None:
             texts = [text[first_kept(len(text), limit - slots) :] for text in texts]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +12,20 @@ from torch.nn.utils.rnn import pad_sequence
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.prefix_cache import PrefixCache
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.lattices.values import as_tensor
+from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.transformers.embeddings import shared_embeddings
 from latticebpd.verification.row_cache import RowCache
 
 
 class BlockFiller:
     """A drafter with its target's embeddings and output projection; ValueError for a drafter of another target."""
 
-    def __init__(self, drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
+    def __init__(self, drafter: BlockDrafter, target: AnyModel, fingerprint: str | None = None) -> None:
         check_target(drafter, target, fingerprint)
-        base = BaseModel.of(target)
         self.drafter = drafter
-        self.output = drafter.output(base.projection)
-        self.embeddings: Any = base.model.get_input_embeddings().weight
+        self.embeddings, projection = shared_embeddings(target_model(target))
+        self.output = drafter.output(projection)
         self.read = PrefixCache(is_encoder_decoder=False)
 
     def embedded(self, anchors: Tensor) -> Tensor:
@@ -99,4 +99,4 @@ def layers_of(text: State) -> Tensor:
         wanted = f"the target's layers' states of {tokens} tokens, which a block drafter reads"
         got = "none" if text.layers is None else f"{len(text.layers)} tokens'"
         raise ValueError(f"expected {wanted}, got {got}")
-    return text.layers
+    return as_tensor(text.layers)

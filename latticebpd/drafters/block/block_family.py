@@ -18,21 +18,30 @@ from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, bl
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
-from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy, text_states
+from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.lattices.values import as_tensor
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.target_model import AnyModel
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.verification.finished_texts import read_text
 
 DRAFTS_ONLY = "a block drafter"
 recognises = is_block_drafter
 
 
-def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
-    """The block drafter of a directory, for the target that it was trained for."""
+def runs_beside_engine(path: Path) -> bool:
+    return True
+
+
+def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+    """The block drafter of a directory, for the target that it was trained for; next to the engine with weights
+    quantized to int8."""
     drafter = load_block_drafter(path)
-    if options.int8:
+    if isinstance(loaded.target, EngineModel):
         drafter.use_int8()
-    check_target(drafter, target.model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
-    return BlockLattices(drafter, target.model, heads=DrafterHeads(options.bigram, options.bigram))
+    check_target(drafter, loaded.target, vocabulary_fingerprint(loaded.tokenizer.get_vocab()))
+    return BlockLattices(drafter, loaded.target, heads=DrafterHeads(options.bigram, options.bigram))
 
 
 class BlockLattices(NetworkSource):
@@ -50,12 +59,12 @@ class BlockLattices(NetworkSource):
     def __init__(
         self,
         drafter: BlockDrafter,
-        target: Model,
+        target: AnyModel,
         k: int = 16,
         slots: int | None = None,
         heads: DrafterHeads = ALL_HEADS,
     ) -> None:
-        super().__init__(drafter, target)
+        super().__init__(lambda: weights_fingerprint(drafter), target)
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
         self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
         self.filler = BlockFiller(drafter, target, self.fingerprint)
@@ -92,8 +101,8 @@ class BlockLattices(NetworkSource):
 
     @torch.inference_mode()
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
-        states, own = text_states(self.target, text, positions, source)
-        layers = torch.cat([states[layer + 1][0, : positions.stop] for layer in self.needs_layers], dim=-1)
+        read = read_text(self.target, text, positions, self.needs_layers, source)
+        own, layers = entropy(read.logits)[:, None], as_tensor(read.layers)[: positions.stop]
         anchors = [position + 1 for position in positions]
         softmaxes = self.k if self.heads.bigram and self.drafter.markov_head is not None else 1  # of a slot
         together, begin = max(1, MAX_LOGITS // (self.num_slots * self.num_tokens * softmaxes)), 0
@@ -102,4 +111,5 @@ class BlockLattices(NetworkSource):
             begin = rows.stop
             last = [layers[max(anchor - 1, 0) : anchor] for anchor in anchors[rows]] if self._reranks else []
             drawn = self._lattices(hidden, [text[anchor] for anchor in anchors[rows]], last, self.num_slots)
-            yield drawn, torch.cat([own[rows], entropy(self.filler.output(hidden[:, : self.num_slots]))], dim=1)
+            nats = entropy(self.filler.output(hidden[:, : self.num_slots]))
+            yield drawn, torch.cat([own[rows], nats], dim=1).cpu().numpy()

@@ -39,7 +39,8 @@ from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
 from latticebpd.drafters.block.candidate_selector import CandidateSelector
 from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
-from latticebpd.models.transformers.transformers_model import BaseModel, Model, Projection, cache_argument
+from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel, cache_argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
     parts: further fields of ``BlockConfig``; ``target_layer_ids`` are DFlash's by default. Raises ValueError where the
     target is an encoder–decoder, or the values describe no drafter.
     """
-    base = BaseModel.of(target)
+    base = TransformersModel.of(target)
     _expect_decoder_only(base, "model")
     expect(draft_layers >= 1, "draft_layers >= 1", draft_layers)
     own = base.config
@@ -173,7 +174,7 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
     return BlockConfig(layers, block_size, mask_token_id, num_target_layers=own.num_hidden_layers, **parts)
 
 
-def _expect_decoder_only(base: BaseModel, role: str) -> None:
+def _expect_decoder_only(base: TransformersModel, role: str) -> None:
     wanted, remedy = f"a decoder-only {role} for a block drafter", "see `latticebpd train drafter`"
     expect(not base.is_encoder_decoder, wanted, "an encoder–decoder", remedy)
 
@@ -363,14 +364,14 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
     return positions, torch.cat([before, own.expand(rows, columns, columns)], dim=2)
 
 
-def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
+def check_target(drafter: BlockDrafter, target: AnyModel, fingerprint: str | None = None) -> None:
     """ValueError for an encoder–decoder, or a target of another hidden size, vocabulary or depth than the drafter's.
 
     fingerprint: hash of the target's vocabulary, if known.
     """
-    base, config = BaseModel.of(target), drafter.config
+    base, config = target_model(target), drafter.config
     _expect_decoder_only(base, "target")
-    layers, known = int(base.config.num_hidden_layers), config.tokenizer_fingerprint
+    layers, known = base.num_layers, config.tokenizer_fingerprint
     pairs = {
         "hidden_size {}": (base.hidden_size, config.hidden_size),
         "vocab_size {}": (base.vocab_size, config.vocab_size),

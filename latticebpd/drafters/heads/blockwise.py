@@ -5,17 +5,12 @@ A *blockwise language model* is a stock causal LM or encoder-decoder of ``transf
 ``heads.py`` has the kinds of heads.
 
 On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
-and two more files: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
-Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
-of the tokens only (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
-a hash of the base model that they were trained on. Since format 4 they may read the states of further ``layers``, and
-have weights of 8 bits, each column with its scale.
+and the two files of its heads (`head_files`).
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -34,22 +28,22 @@ from fst.fingerprint import vocabulary_fingerprint
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
-from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.packed_weights import weight_version
-from latticebpd.drafters.heads.engine_heads import (
+from latticebpd.drafters.heads.head_files import (
     EPSILON,
     FORMAT_VERSION,
     HEADS_CONFIG,
     HEADS_WEIGHTS,
     SCALE,
+    HeadSettings,
+    read_settings,
+    unreadable,
     unrounded,
 )
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
 from latticebpd.models.transformers.checkpoints import load_base, stored_fingerprint
-from latticebpd.models.transformers.transformers_model import BaseModel, Projection
-
-DAMAGED_JSON = (json.JSONDecodeError, UnicodeDecodeError)
+from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 
 
 class BlockwiseLM(nn.Module):
@@ -62,7 +56,7 @@ class BlockwiseLM(nn.Module):
 
     def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
         super().__init__()
-        stock = BaseModel.of(base)
+        stock = TransformersModel.of(base)
         wanted = f"heads of hidden size {stock.hidden_size} (the base model's)"
         expect(heads.hidden_size == stock.hidden_size, wanted, heads.hidden_size)
         _check_shortlist(heads.shortlist, stock.vocab_size)
@@ -74,7 +68,6 @@ class BlockwiseLM(nn.Module):
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
         self._scale = stock.projection.scale  # read now: training may shard the model
         self._short: tuple[tuple[object, ...], Projection] | None = None
-        self._rounded = False
 
     @property
     def num_heads(self) -> int:
@@ -88,7 +81,7 @@ class BlockwiseLM(nn.Module):
 
     def add_layers(self, layers: Sequence[int]) -> None:
         """Heads read these layers' states too, from zero weights; ValueError for heads that cannot, or already do."""
-        BaseModel.of(self.base).check_layers(layers)
+        TransformersModel.of(self.base).check_layers(layers)
         if not isinstance(self.heads, BlockHeads):
             raise ValueError(f"expected feed-forward or conditioned heads to read layers, got {self.heads.kind} heads")
         self.heads.add_layers(layers)
@@ -100,39 +93,30 @@ class BlockwiseLM(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Tokens that the model writes."""
-        return BaseModel.of(self.base).vocab_size
+        return TransformersModel.of(self.base).vocab_size
 
     @property
     def projection(self) -> Projection:
         """From the base model's final hidden states, or a head's states, to logits."""
-        return BaseModel.of(self.base).scaled(self._scale)
+        return TransformersModel.of(self.base).scaled(self._scale)
 
     @property
     def shortlist(self) -> np.ndarray | None:
         """``[n]`` int64: the tokens that the heads know, in the order of their logits; None: all tokens."""
         return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
 
-    def use_int8(self) -> None:
-        """Compute heads with int8 weights, since they only draft; the base model stays as it is."""
-        self._rounded = True
-        if isinstance(self.heads, BlockHeads):
-            self.heads.use_int8()
-
     @property
     def head_projection(self) -> Projection:
-        """From a head's states to logits of the tokens that it knows; in int8 after `use_int8`."""
+        """From a head's states to logits of the tokens that it knows."""
         projection, shortlist = self.projection, self.heads.shortlist
-        learning = torch.is_grad_enabled()  # the embedding may be
-        rounded = self._rounded and not learning
-        if shortlist is None and not rounded:
+        if shortlist is None:
             return projection
-        tokens = slice(None) if shortlist is None else shortlist
-        if learning:
-            return projection.over(tokens)
+        if torch.is_grad_enabled():  # the embedding may be learning
+            return projection.over(shortlist)
         weight: Any = projection.embedding.weight
-        key = (rounded, id(weight), *weight_version(weight), weight.dtype, weight.device)
+        key = (id(weight), *weight_version(weight), weight.dtype, weight.device)
         if self._short is None or self._short[0] != key:
-            self._short = (key, projection.over(tokens, Int8Linear() if rounded else None))
+            self._short = (key, projection.over(shortlist))
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
@@ -241,16 +225,17 @@ class BlockwiseLM(nn.Module):
     ) -> BlockwiseLM:
         """Read what ``save_pretrained`` wrote; further arguments go to the base model's ``from_pretrained``. ValueError
         for a missing or corrupt file, and for a base model and heads that do not belong together."""
-        directory = Path(directory)
-        heads, config = _load_heads(directory)
-        model = cls(load_base(directory, dtype, **kwargs), heads.to(dtype), config.get("tokenizer_fingerprint"))
-        size, kind, own_kind = config["vocab_size"], config.get("model_type"), model.base.config.model_type
-        expect(model.vocab_size == size, f"a base model of {size} tokens (the heads')", model.vocab_size, of=directory)
-        expect(kind in (None, own_kind), f"a base model of type {kind} (the heads')", own_kind, of=directory)
-        stored, known = stored_fingerprint(directory), config.get("base_fingerprint")
-        fits, wanted = stored == known, f"the base model that the heads were trained on ({known})"
-        remedy = "copy its model.safetensors here, or train heads for this one"
-        expect(fits or None in (stored, known), wanted, f"another's weights ({stored})", remedy, of=directory)
+        settings = read_settings(Path(directory))
+        return cls.with_heads(load_base(directory, dtype, **kwargs), Path(directory), settings)
+
+    @classmethod
+    def with_heads(cls, base: PreTrainedModel, directory: Path, settings: HeadSettings | None = None) -> BlockwiseLM:
+        """A base model with the heads of a directory, of its type and on its device; ValueError where they do not
+        belong together, or cannot be read."""
+        settings = read_settings(directory) if settings is None else settings
+        heads = _load_heads(directory, settings).to(base.device, base.dtype)
+        model = cls(base, heads, settings.tokenizer_fingerprint)
+        settings.check_base(directory, model.vocab_size, str(base.config.model_type))
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         return model.eval()
 
@@ -261,11 +246,6 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, T
         return {name: tensor.to(dtype).contiguous()}
     scale = tensor.float().abs().amax(dim=-2, keepdim=True) / 127
     return {name: (tensor / scale.clamp(min=1e-30)).round().to(dtype), name + SCALE: scale}
-
-
-def is_blockwise(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is the directory of a blockwise model."""
-    return (Path(path) / HEADS_CONFIG).exists()
 
 
 def new_heads(
@@ -285,7 +265,7 @@ def new_heads(
     num_layers: residual blocks per head (medusa).
     shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.
     """
-    stock = BaseModel.of(base)
+    stock = TransformersModel.of(base)
     hidden_size = stock.hidden_size
     expect(kind in HEAD_KINDS, f"heads of a kind among {', '.join(HEAD_KINDS)}", repr(kind))
     tokens = None if shortlist is None else torch.from_numpy(np.asarray(shortlist, np.int64))
@@ -322,48 +302,18 @@ def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
     expect(own == fingerprint, wanted, own, "copy their tokenizer here", of=path)
 
 
-def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
-    """The heads of a directory and what ``heads.json`` says; no memory is taken beyond the files' own size."""
-    try:
-        config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
-        version = config["format_version"]
-        wanted = f"heads of format 1 to {FORMAT_VERSION}"
-        expect(version in range(1, FORMAT_VERSION + 1), wanted, version, "update latticebpd", of=directory)
-        kind = config["kind"] if version > 1 else BlockHeads.kind
-        wanted = f"heads of a kind among {', '.join(HEAD_KINDS)}"
-        expect(kind in HEAD_KINDS, wanted, repr(kind), "update latticebpd", of=directory)
+def _load_heads(directory: Path, settings: HeadSettings) -> Heads:
+    """The heads of a directory; no memory is taken beyond the files' own size."""
+    with unreadable(directory):
         with torch.device("meta"):
-            names = HEAD_KINDS[kind](1, 2, 1).settings()
-            for name in (*names, "vocab_size"):
-                fits = type(config[name]) is int and config[name] >= 1
-                expect(fits, f"{name} in {HEADS_CONFIG} to be a number >= 1", repr(config[name]), of=directory)
-            short = config.get("shortlist")
-            wanted = f"shortlist in {HEADS_CONFIG} to be a number >= 1 or null"
-            expect(short is None or (type(short) is int and short >= 1), wanted, repr(short), of=directory)
-            sizes: dict[str, Any] = {name: config[name] for name in names}
-            if layers := config.get("layers"):
-                fits = type(layers) is list and all(type(each) is int for each in layers)
-                wanted = f"layers in {HEADS_CONFIG} to be a list of numbers"
-                expect(fits and issubclass(HEAD_KINDS[kind], BlockHeads), wanted, repr(layers), of=directory)
-                sizes["layers"] = layers
-            heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
-            heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)
-            if width := config.get("transition_size"):
-                fits = type(width) is int and width >= 1
-                wanted = f"transition_size in {HEADS_CONFIG} to be a number >= 1 or null"
-                expect(fits, wanted, repr(width), of=directory)
-                heads.add_transitions(width)
+            heads = HEAD_KINDS[settings.kind](**settings.arguments)
+            if settings.shortlist is not None:
+                heads.shortlist = torch.empty(settings.shortlist, dtype=torch.int64)
+            if settings.transition_size:
+                heads.add_transitions(settings.transition_size)
         weights = unrounded(load_file(directory / HEADS_WEIGHTS))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG},"
-            f" {HEADS_WEIGHTS}), but {Path(error.filename or '?').name} is missing"
-        ) from error
-    except (*DAMAGED_JSON, KeyError, TypeError, OverflowError, RuntimeError, SafetensorError) as error:
-        problem = f"{directory}: the block heads cannot be read: {plain_words(error)}"
-        raise ValueError(f"{problem}; is the copy complete?") from error
     try:
         heads.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {plain_words(error)}") from error
-    return heads, config
+    return heads

@@ -1,132 +1,141 @@
-"""Lattices of feed-forward heads for an `EngineTarget`, by int8 kernels only: those of `HeadLattices` with
-``use_int8``, without PyTorch."""
+"""Feed-forward heads by int8 kernels, next to a target on the CPU engine; drafts need not be exact."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.drafters.family import FamilySource, PositionLattices
-from latticebpd.drafters.heads.head_source import HeadSource
+from latticebpd.drafters.heads.head_files import (
+    CONDITIONED,
+    EPSILON,
+    FEED_FORWARD,
+    HEADS_CONFIG,
+    HEADS_WEIGHTS,
+    HeadSettings,
+    read_settings,
+    unreadable,
+    unrounded,
+)
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
 from latticebpd.machine import num_threads
-from latticebpd.models.engine.engine_target import EngineTarget
+from latticebpd.models.engine.engine_model import EngineModel, file_hash
 
-EPSILON = _engine.EPSILON
-"""Added to the mean square of a vector, which may be padding's embedding, all zeros."""
-HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
-FORMAT_VERSION = 4
-SCALE = ".scale"
-"""Ends the name of the scales of a matrix of 8 bits."""
-INPUTS = {"feed-forward": 1, "conditioned": 2}
+INPUTS = {FEED_FORWARD: 1, CONDITIONED: 2}
 """Kinds of heads that there are kernels for, and what they read in hidden sizes: the state, the last token too.
 Each further layer adds one."""
 TRANSITIONS = ("transitions.up", "transitions.down")
 
 
+def has_kernels(settings: HeadSettings) -> bool:
+    """Whether there are kernels for such heads."""
+    return settings.kind in INPUTS and settings.arguments["num_heads"] > 1
+
+
 class EngineHeads:
-    """The kernels of a folder's heads.  fingerprint: of the vocabulary.  vocab_size: of the target."""
+    """The heads of a folder, for a target; ValueError for heads of another target, or without kernels.
 
-    def __init__(self, folder: Path, target: EngineTarget, fingerprint: str) -> None:
-        """ValueError or another of ``UNREADABLE`` for heads that ``BlockwiseLM`` has to read, or refuses.
+    tokenizer: the target's.
+    """
 
-        fingerprint: of the vocabulary of the folder's tokenizer.
-        """
-        config = json.loads((folder / HEADS_CONFIG).read_text(encoding="utf-8"))
-        weights = unrounded(load_file(folder / HEADS_WEIGHTS))
-        up, down, tokens = weights["up"], weights["down"], weights.get("shortlist")
-        ties, width = [weights[name] for name in TRANSITIONS if name in weights], config.get("transition_size")
-        sizes, count = [config[name] for name in ("hidden_size", "intermediate_size")], config["num_heads"] - 1
+    def __init__(self, folder: Path, target: EngineModel, tokenizer: Any) -> None:
+        settings = read_settings(folder)
+        wanted = f"heads of a kind among {', '.join(INPUTS)} on the CPU engine"
+        expect(has_kernels(settings), wanted, settings.kind, "load the model with weights='torch'", of=folder)
+        settings.check_base(folder, target.vocab_size, target.model_type)
+        if (known := settings.tokenizer_fingerprint) is not None:
+            own, wanted = (
+                vocabulary_fingerprint(tokenizer.get_vocab()),
+                f"the vocabulary of the model's heads ({known})",
+            )
+            expect(own == known, wanted, own, "copy their tokenizer here", of=folder)
+        target.check_layers(settings.layers)
+        with unreadable(folder):
+            weights = unrounded(load_file(folder / HEADS_WEIGHTS))
+        up, down, transitions = _checked(folder, settings, weights, target)
+        tokens = weights.get("shortlist")
         every = np.arange(target.vocab_size) if tokens is None else tokens
-        self.layers = tuple(config.get("layers", ()))
-        inputs = (INPUTS[config["kind"]] + len(self.layers)) * sizes[0]
-        fits = (
-            config["format_version"] in (3, FORMAT_VERSION),
-            config.get("base_fingerprint") is None,  # which is the float weights'
-            config["tokenizer_fingerprint"] in (None, fingerprint),
-            (config["vocab_size"], sizes[0]) == (target.vocab_size, target.hidden_size),
-            config.get("model_type", target.weights.architecture) == target.weights.architecture,
-            count >= 1 and up.shape == (count, inputs, sizes[1]) and down.shape == (count, *sizes[::-1]),
-            all(each.dtype.kind == "f" for each in (up, down, *ties)),
-            weights.keys() <= {"up", "down", "shortlist", *TRANSITIONS},
-            [each.shape for each in ties] == ([(1, 2 * sizes[0], width), (1, width, sizes[0])] if width else []),
-            config.get("shortlist") == (None if tokens is None else len(tokens)),
-            every.ndim == 1 and len(every) and every.dtype == np.int64 and (every[1:] > every[:-1]).all(),
-            every[0] >= 0 and every[-1] < target.vocab_size,
-            all(type(layer) is int and 1 <= layer <= target.num_layers for layer in self.layers),
-        )
-        expect(all(fits), "feed-forward heads for the engine", "others", of=folder)
-        projection = _engine.Int8Weights(target.weights.output_rows(every))
-        tied = [each[0] for each in ties] or [np.empty((2 * sizes[0], 0)), np.empty((0, sizes[0]))]
-        matrices = np.swapaxes(np.split(tied[0], 2), 1, 2), tied[1]
-        heads = _engine.Int8Heads(up.swapaxes(1, 2), down.swapaxes(1, 2))
-        self._kernels = _engine.HeadLattices(heads, projection, every.tolist(), *matrices)
-        self._embeddings = target.weights.output_embeddings if config["kind"] == "conditioned" else None
-        self.has_transitions = bool(ties)
+        self.target, self.layers, self.has_transitions = target, settings.layers, bool(transitions)
         self.num_heads, self.num_tokens = len(up) + 1, len(every)
-        self.fingerprint, self.vocab_size = config["tokenizer_fingerprint"], target.vocab_size
+        self.fingerprint, self.vocab_size = settings.tokenizer_fingerprint, target.vocab_size
+        self._file, self._reads_token = folder / HEADS_WEIGHTS, settings.kind == CONDITIONED
+        size = target.hidden_size
+        tied = [each[0] for each in transitions] or [np.empty((2 * size, 0)), np.empty((0, size))]
+        self._projection = _engine.Int8Weights(target.embeddings.output_embeddings(every))
+        self._heads = _engine.Int8Heads(up.swapaxes(1, 2), down.swapaxes(1, 2))
+        self._kernels = _engine.HeadLattices(
+            self._heads, self._projection, every.tolist(), np.swapaxes(np.split(tied[0], 2), 1, 2), tied[1]
+        )
 
-    def lattices(
-        self, hidden: np.ndarray, last: list[int], slots: int, k: int, transitions: bool = False
+    @property
+    def weights(self) -> str:
+        """Hash of the target's and the heads' weights."""
+        return f"{self.target.fingerprint} with {file_hash([self._file])}"
+
+    def joined(self, parts: Sequence[Sequence[Any]]) -> np.ndarray:
+        """``[rows, states]`` of each row's state and those of its layers."""
+        return np.stack([np.concatenate(list(map(as_numpy, row))) for row in parts])
+
+    def draw(
+        self, states: np.ndarray, last: Sequence[int], slots: int | None, k: int, transitions: bool
     ) -> list[SausageLattice]:
-        """After ``[rows, states]`` and the tokens that they predicted, of the first ``slots`` heads and their
-        ``k`` best tokens, all if there are fewer; with transitions, if asked for."""
-        read = hidden if self._embeddings is None else np.hstack([hidden, self._embeddings(np.asarray(last))])
+        """After ``[rows, states]`` and the tokens that they predicted, the lattices of the first ``slots`` heads and
+        their ``k`` best tokens, all if there are fewer; with transitions, if the heads have some."""
+        read, slots = self._inputs(states, last), self._slots(slots)
         tied = self.has_transitions and transitions and slots > 1
         arrays = self._kernels.lattices(read, slots, min(k, self.num_tokens), tied, num_threads())
         return list(map(SausageLattice.trusted, *arrays))
 
+    def entropies(self, states: np.ndarray, last: Sequence[int], slots: int | None) -> np.ndarray:
+        """``[rows, slots]`` nats: of the heads' outputs there."""
+        own, *others = np.split(self._inputs(states, last), len(self.layers) + 1 + self._reads_token, axis=1)
+        norms = (each / np.sqrt(np.square(each).mean(axis=1, keepdims=True) + np.float32(EPSILON)) for each in others)
+        read = np.hstack([own, *norms]).astype(np.float32)
+        drawn = self._heads.states(np.ascontiguousarray(read), self._slots(slots), num_threads())
+        logits = self._projection.multiply(drawn.reshape(-1, drawn.shape[-1]), num_threads())
+        logits -= logits.max(axis=1, keepdims=True)
+        weights = np.exp(logits)
+        totals = weights.sum(axis=1)
+        return (np.log(totals) - (weights * logits).sum(axis=1) / totals).reshape(len(drawn), -1)
 
-def unrounded(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Arrays or tensors of a file by name, those of 8 bits times their scales; ValueError where these do not fit."""
-    matrices = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
-    for name in tensors.keys() - matrices.keys():
-        scale = tensors[name]
-        matrix = matrices.get(name.removesuffix(SCALE))
-        wanted = f"{name} [..., 1, columns] of a matrix [..., rows, columns]"
-        fits = matrix is not None and matrix.ndim > 1 and scale.shape == (*matrix.shape[:-2], 1, matrix.shape[-1])
-        expect(fits, wanted, f"shape {tuple(scale.shape)}", of=HEADS_WEIGHTS)
-        matrices[name.removesuffix(SCALE)] = matrix * scale
-    return matrices
+    def _inputs(self, states: np.ndarray, last: Sequence[int]) -> NDArray[np.float32]:
+        if not self._reads_token:
+            return states
+        return np.hstack([states, self.target.embeddings.output_embeddings(np.asarray(last, np.int64))])
+
+    def _slots(self, slots: int | None) -> int:
+        return len(range(self.num_heads - 1)[:slots])
 
 
-class EngineHeadLattices(HeadSource):
-    """A `FamilySource` of them.  stock: makes the source of the model as PyTorch has it, for all but decoding."""
-
-    def __init__(
-        self,
-        heads: EngineHeads,
-        stock: Callable[[], FamilySource],
-        k: int = 16,
-        slots: int | None = None,
-        bigram: bool = True,
-    ) -> None:
-        super().__init__(heads, k, slots, bigram)
-        self.stock, self.num_tokens = stock, heads.num_tokens
-        self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
-
-    def _drawn(self, read: list[list[Any]], last: list[int], slots: int) -> list[SausageLattice]:
-        states = np.stack([np.concatenate(list(map(as_numpy, parts))) for parts in read])
-        return self.heads.lattices(states, last, min(slots, self.num_slots), self.k, self.has_transitions)
-
-    @property
-    def target(self) -> Any:
-        return self.stock().target
-
-    @property
-    def weights(self) -> str:
-        return self.stock().weights
-
-    def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.heads, self.stock, k, slots, self.bigram)
-
-    def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
-        return self.stock().with_shape(self.k, self.slots).lattices_of_text(text, positions, source)
+def _checked(
+    folder: Path, settings: HeadSettings, weights: dict[str, Any], target: EngineModel
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """The matrices of a file: up, down and transitions; ValueError where they are not as the settings say."""
+    up, down, tokens = (weights.get(name, np.empty(0)) for name in ("up", "down", "shortlist"))
+    ties, width = [weights[name] for name in TRANSITIONS if name in weights], settings.transition_size
+    size, inner = settings.arguments["hidden_size"], settings.arguments["intermediate_size"]
+    count, inputs = settings.arguments["num_heads"] - 1, (INPUTS[settings.kind] + len(settings.layers)) * size
+    wanted = f"heads of hidden size {target.hidden_size} (the target's)"
+    expect(size == target.hidden_size, wanted, size, of=folder)
+    fits = (
+        up.shape == (count, inputs, inner) and down.shape == (count, inner, size),
+        all(each.dtype.kind == "f" for each in (up, down, *ties)),
+        weights.keys() <= {"up", "down", "shortlist", *TRANSITIONS},
+        [each.shape for each in ties] == ([(1, 2 * size, width), (1, width, size)] if width else []),
+        (settings.shortlist or 0) == len(tokens),
+    )
+    if not all(fits):
+        raise ValueError(f"{folder}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}; is the copy complete?")
+    if settings.shortlist is not None:
+        ascending = tokens.ndim == 1 and tokens.dtype == np.int64 and (tokens[1:] > tokens[:-1]).all()
+        known = ascending and tokens[0] >= 0 and tokens[-1] < target.vocab_size
+        expect(known, f"a shortlist of ascending token ids from 0 to {target.vocab_size - 1}", "others", of=folder)
+    return up, down, ties

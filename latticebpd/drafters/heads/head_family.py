@@ -4,84 +4,126 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from latticebpd.cpu._engine import chain_weights
+from latticebpd.checks import expect
+from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
-from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
-from latticebpd.drafters.heads.head_source import HeadSource
-from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
-from latticebpd.drafters.top_k import lattices_from_logits
+from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
+from latticebpd.drafters.heads.head_files import has_heads, read_settings
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.lattices.values import as_tensor
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.engine.engine_model import EngineModel
+
+if TYPE_CHECKING:
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.drafters.heads.torch_heads import TorchHeads
 
 DRAFTS_ONLY = None
-recognises = is_blockwise
+MAX_OUTPUTS = 1 << 25
+"""Outputs of heads that are held at a time."""
+recognises = has_heads
 
 
-def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
-    """The heads of the target itself, which were loaded with it; ValueError for those of another model."""
-    if path != target.path or not isinstance(target.model, BlockwiseLM):
+def runs_beside_engine(path: Path) -> bool:
+    """Whether there are kernels for a directory's heads; False where they cannot be read, which `load` then says."""
+    try:
+        return has_kernels(read_settings(path))
+    except ValueError:
+        return False
+
+
+def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+    """The heads that lie next to the target; ValueError for those of another model."""
+    if path != loaded.folder:
         wanted, got = "a block drafter or a mask-filling model", "a model with heads"
         raise ValueError(f"{path}: expected {wanted}, found {got}; give it as --model")
-    return HeadLattices(target.model, bigram=options.bigram)
+    if isinstance(loaded.target, EngineModel):
+        return HeadLattices(EngineHeads(path, loaded.target, loaded.tokenizer), bigram=options.bigram)
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+
+    base = TransformersModel.of(loaded.target).model
+    return HeadLattices(BlockwiseLM.with_heads(base, path), bigram=options.bigram)
 
 
-class HeadLattices(HeadSource):
+class HeadLattices:
     """The outputs of prediction heads (Stern 2018): they read one hidden state per row, all rows at once.
 
-    model: the heads; those of a ``BlockwiseLM`` are heads 2..h.
+    heads: those of a ``BlockwiseLM`` are heads 2..h; or what computes them.
     k: arcs per slot.
     slots: ask the first so many heads only; None asks all.  A head costs a projection to the vocabulary, and
         a small tree seldom reaches the last ones.
     bigram: use the heads' transitions, if they have some.
     """
 
-    def __init__(self, model: BlockwiseLM, k: int = 16, slots: int | None = None, bigram: bool = True) -> None:
-        super().__init__(model, k, slots, bigram)
-        self.target: Any = model  # a blockwise model is its heads' own target
-        self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
-        self._shortlist = getattr(model, "shortlist", None)
-        self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
+    needs_hidden = True
+    owner = "the model"
+    shares_lm = True
 
-    @torch.inference_mode()
-    def _drawn(self, read: list[list[Any]], last: list[int], slots: int) -> list[SausageLattice]:
-        states = torch.stack([torch.cat(list(map(as_tensor, parts))) for parts in read])
-        return self._lattices(states, torch.tensor(last, device=states.device), slots)[0]
+    def __init__(
+        self,
+        heads: BlockwiseLM | EngineHeads | TorchHeads,
+        k: int = 16,
+        slots: int | None = None,
+        bigram: bool = True,
+    ) -> None:
+        expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
+        self.heads, self.k, self.slots, self.bigram = _computed(heads), k, slots, bigram
+        self.needs_layers = tuple(layer - 1 for layer in self.heads.layers)
+        self.has_transitions = bool(bigram and k > 1 and self.heads.has_transitions)
+        self.fingerprint, self.vocab_size = self.heads.fingerprint, self.heads.vocab_size
+        self.num_tokens, self.target = self.heads.num_tokens, self.heads.target
 
-    def _lattices(self, hidden: Tensor, following: Tensor, slots: int | None) -> tuple[list[SausageLattice], Tensor]:
-        """Those of ``[n, states]`` and the tokens after them, and the logits ``[n, slots, tokens]``."""
-        if not self.has_transitions:
-            logits = self.heads.head_logits(hidden, slots, following)
-            return lattices_from_logits(logits, self.k, self._shortlist), logits
-        states = self.heads.heads(self.heads.head_inputs(hidden, following), slots)
-        logits = self.heads.head_projection(states)
-        drawn = lattices_from_logits(logits, self.k, self._shortlist)
-        tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
-        tensors = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
-        pairs = self.heads.pair_scores(states, *tensors).float().cpu().numpy()
-        weights = chain_weights(log_probs, log_probs[:, 0], pairs)
-        return list(map(SausageLattice, tokens, *weights)), logits
+    @property
+    def num_slots(self) -> int:
+        return len(range(self.heads.num_heads - 1)[: self.slots])
 
     @property
     def weights(self) -> str:
-        return weights_fingerprint(self.target)
+        return self.heads.weights
+
+    def default_system(self, rescored: bool) -> str:
+        return "copies+{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.target, k, slots, self.bigram)
+        return type(self)(self.heads, k, slots, self.bigram)
 
-    @torch.inference_mode()
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        read = [[state.hidden] for state in states]
+        wanted = "states with the hidden state that predicted the last token, which heads read"
+        expect(not any(parts[0] is None for parts in read), wanted, "some without")
+        if self.needs_layers:
+            layers = [state.layers for state in states]
+            missing = any(each is None or not len(each) for each in layers)
+            expect(not missing, f"states of layers {self.needs_layers} (from 0), which heads read", "some without")
+            read = [[*parts, each[-1]] for parts, each in zip(read, layers, strict=True)]
+        reachable = min(self.num_slots, max(state.max_depth for state in states))
+        last = [state.tokens[-1] for state in states]
+        drawn = self.heads.draw(self.heads.joined(read), last, reachable, self.k, self.bigram)
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
+
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
-        states, own = text_states(self.target, text, positions, source)
-        hidden = torch.cat([states[n][0, positions.start : positions.stop] for n in (-1, *self.heads.layers)], dim=-1)
-        following = torch.tensor(text[positions.start + 1 : positions.stop + 1], device=hidden.device)
-        step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
+        from latticebpd.drafters.text_states import entropy
+        from latticebpd.verification.finished_texts import read_text
+
+        read = read_text(self.target, text, positions, self.needs_layers, source)
+        own = entropy(read.logits)[:, None].cpu().numpy()
+        at = slice(positions.start, positions.stop)
+        states = self.heads.joined(list(zip(read.hidden[at], read.layers[at], strict=True)))
+        following = text[positions.start + 1 : positions.stop + 1]
+        step = max(1, MAX_OUTPUTS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
             rows = slice(begin, begin + step)
-            drawn, logits = self._lattices(hidden[rows], following[rows], self.slots)
-            yield drawn, torch.cat([own[rows], entropy(logits)], dim=1)
+            drawn = self.heads.draw(states[rows], following[rows], self.slots, self.k, self.bigram)
+            yield drawn, np.hstack([own[rows], self.heads.entropies(states[rows], following[rows], self.slots)])
+
+
+def _computed(heads: Any) -> EngineHeads | TorchHeads:
+    """What computes the heads."""
+    if not hasattr(heads, "heads"):  # a blockwise model's
+        return heads  # type: ignore[no-any-return]
+    from latticebpd.drafters.heads.torch_heads import TorchHeads
+
+    return TorchHeads(heads)

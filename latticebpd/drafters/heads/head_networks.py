@@ -31,9 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latticebpd.checks import expect
-from latticebpd.cpu import _engine
-from latticebpd.cpu.packed_weights import PackedWeights, is_plain
-from latticebpd.machine import num_threads
 from latticebpd.models.transformers.transformers_model import Projection
 
 
@@ -119,8 +116,6 @@ class BlockHeads(Heads):
     """
 
     kind = "feed-forward"
-    weights: PackedWeights | None = None
-    """Rounded to 8 bits, once `use_int8` asks for them."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, layers: Sequence[int] = ()) -> None:
         super().__init__(hidden_size, num_heads)
@@ -148,23 +143,10 @@ class BlockHeads(Heads):
 
     def forward(self, inputs: Tensor, slots: int | None = None) -> Tensor:
         shape = (*inputs.shape[:-1], len(range(self.num_heads - 1)[:slots]), self.hidden_size)
-        learns = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-        if self.weights is not None and not learns and all(map(is_plain, (inputs, self.up, self.down))):
-            flat, kernels = inputs.detach().reshape(-1, self.input_size), self._kernels(self.weights)
-            return torch.from_numpy(kernels.states(flat.numpy(), shape[-2], num_threads())).view(shape)
         up, down = self.up[:slots], self.down[:slots]
         read = inputs.reshape(1, -1, self.input_size).expand(len(up), -1, -1)
         states = read[..., : self.hidden_size] + torch.bmm(F.silu(torch.bmm(read, up)), down)
         return states.transpose(0, 1).reshape(shape)
-
-    def _kernels(self, weights: PackedWeights) -> Any:
-        up, down = (each.detach().mT.numpy() for each in (self.up, self.down))
-        return weights.packed(lambda: _engine.Int8Heads(up, down), self.up, self.down)
-
-    def use_int8(self) -> None:
-        """Compute with int8 weights, where they are float32 on a CPU."""
-        if self.up.numel() and is_plain(self.up):
-            self.weights = PackedWeights()
 
 
 class ConditionedHeads(BlockHeads):

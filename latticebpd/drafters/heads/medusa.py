@@ -31,7 +31,7 @@ from latticebpd.checks import expect
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import MedusaHeads
 from latticebpd.models.transformers.checkpoints import safetensors_in
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 
 _NAME = re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
 
@@ -59,7 +59,7 @@ def load_medusa(
     """
     directory = Path(directory)
     heads, layers = _shape(directory, num_heads)
-    hidden_size, vocab_size = BaseModel.of(base).hidden_size, BaseModel.of(base).vocab_size
+    hidden_size, vocab_size = TransformersModel.of(base).hidden_size, TransformersModel.of(base).vocab_size
     expected = {
         "linear.weight": (hidden_size, hidden_size),
         "linear.bias": (hidden_size,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,20 +18,25 @@ from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel,
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.transformers.transformers_model import BaseModel, Model
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 DRAFTS_ONLY = f"a {ROLE}"
 recognises = is_drafter
 
 
-def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
+def runs_beside_engine(path: Path) -> bool:
+    return False
+
+
+def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
     """The mask-filling model of a directory, for an encoder–decoder."""
-    verifier = BaseModel.of(target.model)
     wanted = "a drafter of a decoder-only model"
-    expect(verifier.is_encoder_decoder, wanted, "a mask-filling model, which drafts for encoder–decoders", of=path)
+    expect(loaded.target.is_encoder_decoder, wanted, "a mask-filling model, which drafts for encoder–decoders", of=path)
+    verifier: Any = loaded.target
     model = NonAutoregressiveModel.from_pretrained(path)
-    check_pair(verifier.model, model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
-    return MaskLattices(model, target=target.model)
+    check_pair(verifier.model, model, vocabulary_fingerprint(loaded.tokenizer.get_vocab()))
+    return MaskLattices(model, target=verifier)
 
 
 class MaskLattices(NetworkSource):
@@ -50,7 +55,7 @@ class MaskLattices(NetworkSource):
     def __init__(
         self, model: NonAutoregressiveModel, k: int = 16, block_size: int | None = None, target: Model | None = None
     ) -> None:
-        super().__init__(model, target)
+        super().__init__(lambda: weights_fingerprint(model), target)
         wanted = f"a block size from 1 to {model.block_size} (what the drafter was trained for)"
         expect(block_size is None or 1 <= block_size <= model.block_size, wanted, block_size)
         self.model, self.k, self.num_slots = model, k, block_size or model.block_size
@@ -70,7 +75,7 @@ class MaskLattices(NetworkSource):
         worker.shutdown(wait=False)
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        ends = BaseModel.of(self.model).eos_ids
+        ends = TransformersModel.of(self.model).eos_ids
         return [
             None if lattice is None else _cut(lattice, state.max_depth, ends)
             for lattice, state in zip(self._uncut_lattices(states), states, strict=True)

@@ -13,7 +13,7 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
 from latticebpd.drafters.prefix_cache import PrefixCache
 from latticebpd.lattices.texts import padded
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 
 
@@ -51,7 +51,7 @@ class MaskFiller:
         missing = [source for source in wanted if source not in self.encoded]
         if not missing:
             return
-        BaseModel.of(self.model).check_sources(max(map(len, missing)))
+        TransformersModel.of(self.model).check_sources(max(map(len, missing)))
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             ids, mask = (torch.from_numpy(each).to(self.device) for each in padded(missing, missing[0][-1]))

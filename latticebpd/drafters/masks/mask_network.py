@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from latticebpd.checks import expect, expect_equal
 from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.models.transformers.checkpoints import load_base
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 from latticebpd.verification.tree_positions import ByEmbedding
 
@@ -149,7 +149,7 @@ class NonAutoregressiveModel(nn.Module):
         bidirectional: bool = False,
     ) -> None:
         super().__init__()
-        stock = BaseModel.of(base)
+        stock = TransformersModel.of(base)
         fits = stock.is_encoder_decoder and hasattr(stock.decoder, "embed_positions")
         wanted = "an encoder–decoder with embedded positions as drafter, such as Marian or BART"
         expect(fits, wanted, base.config.model_type)
@@ -165,15 +165,15 @@ class NonAutoregressiveModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        return BaseModel.of(self).vocab_size
+        return TransformersModel.of(self).vocab_size
 
     @property
     def max_positions(self) -> int:
-        return BaseModel.of(self).max_positions or 0
+        return TransformersModel.of(self).max_positions or 0
 
     def encode(self, input_ids: Tensor, mask: Tensor) -> EncodedSource:
         """Run the encoder, with gradients if they are wanted; ``[rows, source]`` both, the mask 1 at tokens."""
-        states = BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        states = TransformersModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
         return EncodedSource(states, mask)
 
     def forward(self, source: EncodedSource, columns: Columns, cache: Any = None) -> Tensor:
@@ -182,7 +182,7 @@ class NonAutoregressiveModel(nn.Module):
         device = source.hidden.device
         arrays = (columns.tokens, columns.positions, columns.visible)
         arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
-        stock = BaseModel.of(self)
+        stock = TransformersModel.of(self)
         encoded = {"encoder_hidden_states": source.hidden, "encoder_attention_mask": source.mask}
         cached = {stock.cache_argument: cache, "use_cache": cache is not None}
         states: Tensor = stock.decoder(**arguments, **encoded, **cached).last_hidden_state
@@ -191,7 +191,7 @@ class NonAutoregressiveModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``."""
-        return BaseModel.of(self).scaled(1.0)(hidden)  # only T5's family scales
+        return TransformersModel.of(self).scaled(1.0)(hidden)  # only T5's family scales
 
     @classmethod
     def like(
@@ -265,7 +265,7 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
     """A stock encoder–decoder from a directory, ready for inference; ValueError if there is none that can be read."""
     model = load_base(directory, dtype)
     wanted = "an encoder–decoder (config.json, model.safetensors)"
-    expect(BaseModel.of(model).is_encoder_decoder, wanted, "a decoder-only model", of=directory)
+    expect(TransformersModel.of(model).is_encoder_decoder, wanted, "a decoder-only model", of=directory)
     return model
 
 
@@ -281,7 +281,7 @@ def check_pair(verifier: PreTrainedModel, drafter: NonAutoregressiveModel, finge
 
     fingerprint: hash of the verifier's vocabulary, if known.
     """
-    target, own = BaseModel.of(verifier), BaseModel.of(drafter)
+    target, own = TransformersModel.of(verifier), TransformersModel.of(drafter)
     known = drafter.tokenizer_fingerprint
     pairs = {
         "a vocabulary of {} tokens": (target.vocab_size, own.vocab_size),

@@ -56,7 +56,7 @@ Weights = Callable[[int, str, Tensor], Any]
 """Layer (-1: none), name and float weights ``[outputs, inputs]`` -> the matrix that the engine multiplies by."""
 
 
-def objection(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the engine cannot compute a model; None if it can."""
     kind, config = type(model).__name__, model.config
     if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
@@ -101,7 +101,7 @@ def hooked_module(model: nn.Module) -> str | None:
 
 
 def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
-    """The engine's copy of a model, for which `objection` has none.
+    """The engine's copy of a model, for which `unsupported_reason` has none.
 
     weights: makes its matrices.  isa: index of an instruction set, the widest first.
     """

@@ -18,13 +18,19 @@ NORMS = {
 MOST = 1 << 30  # of any number of a file
 
 
-def transformer_of_weights(weights: GgufWeights) -> Any:
-    """The engine's model of an open file, whose pages are released as they are read; ValueError for a damaged one,
-    another architecture, or rotary positions of another kind."""
+def check_computable(weights: GgufWeights) -> None:
+    """ValueError for another architecture, or rotary positions of another kind."""
     path, file, kind = weights.path, weights.file, weights.architecture
     expect(kind in ARCHITECTURES, f"an architecture among {', '.join(sorted(ARCHITECTURES))}", repr(kind), of=path)
     plain = file.fields.get(f"{kind}.rope.scaling.type", "none") == "none" and "rope_freqs.weight" not in file.tensors
     expect(plain, "unscaled rotary positions", f"{kind}.rope.scaling", "load it by transformers", of=path)
+
+
+def transformer_of_weights(weights: GgufWeights) -> Any:
+    """The engine's model of an open file, whose pages are released as they are read; ValueError for a damaged one,
+    another architecture, or rotary positions of another kind."""
+    path, file, kind = weights.path, weights.file, weights.architecture
+    check_computable(weights)
 
     def number(name: str, default: float | None = None, integer: bool = True) -> Any:
         value = file.fields.get(f"{kind}.{name}", default)

@@ -89,7 +89,7 @@ class GgufFile:
         except (_DamageError, OSError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}; is the copy complete?") from None
 
-    def give_up(self, data: NDArray[np.uint8]) -> None:
+    def release_pages(self, data: NDArray[np.uint8]) -> None:
         """Let the system take back the memory of a view of the file, which is read anew when it is used again."""
         if hasattr(self.map, "madvise"):
             begin = data.ctypes.data - np.frombuffer(self.map, np.uint8).ctypes.data

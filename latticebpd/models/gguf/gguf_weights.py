@@ -23,6 +23,8 @@ FUSED = {
     "up": ("ffn_up", -1),
 }  # fmt: skip
 """Of Phi-3: the matrix that holds another one's rows, and where they begin, in heights of that one."""
+MANY = 1024
+"""Rows of a matrix after which a file's pages are not needed again soon."""
 INTERLEAVED = frozenset({"llama"})
 """Architectures whose rotated numbers lie next to each other in the file, in ``transformers`` half a head apart."""
 
@@ -74,27 +76,29 @@ class GgufWeights:
         blocks = tensor.data.reshape(-1)
         try:
             matrix = _engine.Matrix.of_blocks(self.memory, int(tensor.type), blocks, outputs, inputs, order)
-            self.file.give_up(blocks)
+            self.file.release_pages(blocks)
             return matrix
         except ValueError as error:
             raise ValueError(f"{self.path}: {stored} ({tensor.type.name}): {error}") from None
 
+    def input_embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """``[n, hidden]`` float32 of some tokens."""
+        return self._embeddings("token_embd.weight", tokens)
+
     def output_embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """``[n, hidden]`` float32 of some tokens."""
-        tensor = self._output
+        return self._embeddings(
+            "output.weight" if "output.weight" in self.file.tensors else "token_embd.weight", tokens
+        )
+
+    def _embeddings(self, name: str, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Rows of a matrix; of many, the file's pages are released then."""
+        tensor = self.file.tensors[name]
         blocks = tensor.data.reshape(tensor.shape[0], -1)[tokens]
-        return dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
-
-    def output_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The same of many tokens, after which the file's pages are released."""
-        rows = self.output_embeddings(tokens)
-        self.file.give_up(self._output.data)
+        rows = dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
+        if len(tokens) >= MANY:
+            self.file.release_pages(tensor.data)
         return rows
-
-    @property
-    def _output(self) -> GgufTensor:
-        tensors = self.file.tensors
-        return tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"]
 
     def order(self, name: str, outputs: int) -> list[int]:
         """For each output of ``transformers``' order its row in the file; empty where they are the same; ValueError if

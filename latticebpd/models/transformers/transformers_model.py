@@ -1,8 +1,8 @@
-"""The one adapter of the causal LMs and encoder–decoders of ``transformers``.
+"""The target model on PyTorch: any causal LM or encoder–decoder of ``transformers``, on any device.
 
-A ``BaseModel`` answers what the rest of latticebpd needs to know about a model: whether it encodes a source, how large
-its vocabulary is, what texts begin and end with, and how final hidden states become logits. No other module reads
-configurations for that.
+A ``TransformersModel`` answers what the rest of latticebpd needs to know about a stock model: whether it encodes a
+source, how large its vocabulary is, what texts begin and end with, and how final hidden states become logits. No other
+module reads configurations for that.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from latticebpd.checks import expect
-from latticebpd.lattices.values import first_number, token_ids
+from latticebpd.lattices.values import check_layers, first_number, token_ids
+from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.weight_kinds import TORCH
 
 T = TypeVar("T")
 Linear: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -52,7 +55,7 @@ def _forward(module: nn.Module) -> object:
 def _bypassed(model: PreTrainedModel) -> frozenset[object]:
     """Hooks, by number, and ``forward`` functions of modules that `Forward` does not call: the model itself, and all
     that is not in its encoder, its decoder or its output embedding."""
-    base = BaseModel(model)
+    base = TransformersModel(model)
     parts = [base.decoder, model.get_output_embeddings(), *([base.encoder] if base.is_encoder_decoder else [])]
     modules = set(model.modules()).difference(*(part.modules() for part in parts if part is not None))
     hooks = {hook for each in modules for hook in (*each._forward_hooks, *each._forward_pre_hooks)}
@@ -119,25 +122,27 @@ def rope_kinds(config: Any) -> list[dict[str, Any]]:
     return [rope, *(each for each in rope.values() if isinstance(each, dict))]
 
 
-class HoldsBase(Protocol):
+class ModelWrapper(Protocol):
     """A module around a stock model: ``BlockwiseLM`` and ``NonAutoregressiveModel``."""
 
     base: PreTrainedModel
 
 
-Model: TypeAlias = "BaseModel | HoldsBase | PreTrainedModel"
+Model: TypeAlias = "TransformersModel | ModelWrapper | PreTrainedModel"
 
 
-class BaseModel:
-    """A stock causal LM or encoder–decoder, ``model`` as ``transformers`` has it."""
+class TransformersModel:
+    """A stock causal LM or encoder–decoder, ``model`` as ``transformers`` has it; see `TargetModel`."""
+
+    weights = TORCH
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
 
     @classmethod
-    def of(cls, model: Model) -> BaseModel:
+    def of(cls, model: Model) -> TransformersModel:
         """The adapter of a stock model, or of the one inside a module around it; ValueError for anything else."""
-        if isinstance(model, BaseModel):
+        if isinstance(model, TransformersModel):
             return model
         stock = model if isinstance(model, PreTrainedModel) else getattr(model, "base", model)
         if not isinstance(stock, nn.Module) or not hasattr(stock, "config"):
@@ -200,12 +205,27 @@ class BaseModel:
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
 
-    def check_layers(self, layers: Sequence[int]) -> None:
-        """ValueError for layers, counted from 1, that the model, or an encoder–decoder's decoder, does not have."""
+    @property
+    def num_layers(self) -> int:
+        """Layers, of an encoder–decoder those of the decoder."""
         names = ["num_decoder_layers", "decoder_layers"] if self.is_encoder_decoder else []
-        deepest = first_number(self.config, *names, "num_hidden_layers") or 0
-        if any(not 1 <= layer <= deepest for layer in layers):
-            raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
+        return first_number(self.config, *names, "num_hidden_layers") or 0
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        check_layers(layers, self.num_layers)
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The fields of its generation config that are set."""
+        config = getattr(self.model, "generation_config", None) or GenerationConfig.from_model_config(self.model.config)
+        return {name: value for name, value in config.to_diff_dict().items() if value is not None}
+
+    @property
+    def fingerprint(self) -> str:
+        return weights_fingerprint(self.model)
+
+    def array(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values)
 
     def _special(self, name: str) -> Any:
         generation = getattr(self.model, "generation_config", None)
@@ -311,7 +331,7 @@ def _probed_projection(model: PreTrainedModel, dtype: torch.dtype) -> tuple[floa
 
     It is not where what would change the logits is not called.
     """
-    base = BaseModel(model)
+    base = TransformersModel(model)
     vocabulary = min(base.vocab_size, base.source_vocab_size)
     tokens = torch.arange(0, vocabulary, max(1, vocabulary // 8), device=base.device)[None, :8]
     training = model.training

@@ -22,7 +22,7 @@ from latticebpd.checks import expect
 from latticebpd.console import load_tokenizer
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.transformers.checkpoints import load_base
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.neural.prefix_reader import reader_for
 from latticebpd.scoring.ngram import RETRAIN, check_fingerprints
 from latticebpd.scoring.scorer import Context
@@ -48,7 +48,7 @@ class CausalRescorer:
         tokenizer_fingerprint: str | None = None,
         use_cache: bool = True,
     ) -> None:
-        self.base = BaseModel.of(model)
+        self.base = TransformersModel.of(model)
         got = f"an encoder-decoder ({model.config.model_type})"
         expect(not self.base.is_encoder_decoder, "a decoder-only causal LM as rescorer", got)
         self.model = model.eval()

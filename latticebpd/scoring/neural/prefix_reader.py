@@ -20,7 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.tree_attention import TreeVerifier
@@ -112,12 +114,14 @@ def _bounded(values: Tensor, known: np.ndarray) -> np.ndarray:
 Reader: TypeAlias = "CachedReader | RecomputingReader"
 
 
-def reader_for(model: PreTrainedModel, use_cache: bool = True) -> Reader:
+def reader_for(model: AnyModel, use_cache: bool = True) -> Reader:
     """The fastest reader that is correct for the model; without ``use_cache``, one that reads full texts every time."""
-    verifier = verifier_for(model, use_cache=use_cache)
-    if isinstance(verifier, EngineVerifier):
-        return EngineReader(model, verifier)
-    return CachedReader(model, verifier.placement) if isinstance(verifier, TreeVerifier) else RecomputingReader(model)
+    target = target_model(model)
+    if isinstance(target, EngineModel):
+        return EngineReader(target)
+    stock = TransformersModel.of(model).model
+    verifier = verifier_for(stock, use_cache=use_cache)
+    return CachedReader(stock, verifier.placement) if isinstance(verifier, TreeVerifier) else RecomputingReader(stock)
 
 
 class CachedReader:
@@ -213,8 +217,8 @@ class CachedReader:
 class EngineReader(CachedReader):
     """The same by the CPU engine, in whose caches rows have different lengths."""
 
-    def __init__(self, model: PreTrainedModel, verifier: EngineVerifier) -> None:
-        self.model, self.verifier = model, verifier
+    def __init__(self, model: EngineModel) -> None:
+        self.model, self.verifier = model, EngineVerifier(model)
         self._begin([])
 
     def _begin(self, texts: Sequence[np.ndarray]) -> None:
@@ -271,11 +275,11 @@ def _longest_prefix(texts: Sequence[np.ndarray], text: np.ndarray) -> tuple[int,
     return best
 
 
-def _known_ids(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
-    return tokens.clip(max=BaseModel.of(model).vocab_size - 1)
+def _known_ids(model: AnyModel, tokens: np.ndarray) -> np.ndarray:
+    return tokens.clip(max=target_model(model).vocab_size - 1)
 
 
-def _tails(model: PreTrainedModel, texts: Sequence[np.ndarray], tails: np.ndarray | None) -> np.ndarray:
+def _tails(model: AnyModel, texts: Sequence[np.ndarray], tails: np.ndarray | None) -> np.ndarray:
     return np.empty((len(texts), 0), np.int64) if tails is None else _known_ids(model, tails)
 
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 import fst
 from latticebpd.cli.input_data import read_texts
 from latticebpd.decoding import front_door
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
@@ -23,6 +22,7 @@ from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.measuring.quality import perplexity
 from latticebpd.models.chat import PlainText
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run

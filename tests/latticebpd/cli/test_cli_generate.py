@@ -23,7 +23,7 @@ from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.drafters import bundled
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
-from latticebpd.drafters.pretrained import load_stock
+from latticebpd.models.load_target import load_stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run

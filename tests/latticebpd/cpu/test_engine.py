@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latticebpd.models.engine.engine import engine_for, engine_of, make_engine, use_engine
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -30,7 +31,6 @@ from transformers import (
 
 from latticebpd import DraftTree, generate, load
 from latticebpd.cpu import _engine
-from latticebpd.models.engine.engine import engine_for, engine_of, make_engine, use_engine
 from latticebpd.models.engine.engine_families import objection
 from latticebpd.models.engine.gguf_engine import transformer_of_weights
 from latticebpd.models.gguf.gguf_checkpoints import load_gguf

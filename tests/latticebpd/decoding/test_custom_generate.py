@@ -41,8 +41,8 @@ from latticebpd import (
     load,
 )
 from latticebpd.drafters.bundled import MODEL
-from latticebpd.drafters.pretrained import load_tokenizer
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.load_target import load_tokenizer
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.model_families import tiny_of
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters
@@ -330,14 +330,14 @@ def test_recurrent_layers_are_no_obstacle_but_their_filled_cache_is(kind: str) -
     model: Any = tiny_of(kind)
     assert_same_text(model, {"inputs": PROMPT}, max_new_tokens=NEW, do_sample=False)
     filled = DynamicCache(config=model.config)
-    name = "cache" if BaseModel.of(model).takes("cache") else "cache_params"
+    name = "cache" if TransformersModel.of(model).takes("cache") else "cache_params"
     model(PROMPT, **{name: filled}, use_cache=True)
     with pytest.raises(ValueError, match=f"without {name}, got a cache that holds tokens"):
         model.generate(PROMPT, **{name: filled}, max_new_tokens=3, custom_generate=custom_generate(NoDrafter()))
 
 
 def cache(model: Any) -> dict[str, DynamicCache]:
-    filled = {BaseModel.of(model).cache_argument: DynamicCache()}
+    filled = {TransformersModel.of(model).cache_argument: DynamicCache()}
     model(PROMPT[:, :2], **filled)
     return filled
 
@@ -348,7 +348,7 @@ REFUSED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
     "scores": lambda model: ({"return_dict_in_generate": True, "output_scores": True}, "without output_scores"),
     "assistant": lambda model: ({"assistant_model": tiny("llama", seed=5)}, "without assistant_model"),
     "several processes": lambda model: ({"synced_gpus": True}, "without synced_gpus"),
-    "a cache": lambda model: (cache(model), f"without {BaseModel.of(model).cache_argument}"),
+    "a cache": lambda model: (cache(model), f"without {TransformersModel.of(model).cache_argument}"),
     "embeddings": lambda model: ({"inputs_embeds": model.get_input_embeddings()(PROMPT)}, "without inputs_embeds"),
     "positions": lambda model: ({"position_ids": torch.tensor([[3, 4, 5, 6]])}, "without position_ids"),
     "a rule's own settings": lambda model: (

@@ -14,7 +14,7 @@ from latticebpd import DraftTree, State, generate
 from latticebpd.drafters import GoldDrafter, NoDrafter, PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi import gauss_seidel_jacobi
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 PROMPTS = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 8, 9, 10], [11, 12, 13, 14, 15]])
@@ -48,7 +48,7 @@ def passes(model: PreTrainedModel) -> Iterator[list[int]]:
     def one_more(*_: Any) -> None:
         count[0] += 1
 
-    hook = BaseModel.of(model).decoder.register_forward_pre_hook(one_more)
+    hook = TransformersModel.of(model).decoder.register_forward_pre_hook(one_more)
     try:
         yield count
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latticebpd.models.engine.engine_target import engine_target
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from latticebpd import BlockwiseLM, Chat, Loaded, NoDrafter, State, generate, load
@@ -20,7 +21,6 @@ from latticebpd.drafters.heads.engine_heads import EngineHeadLattices
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
 from latticebpd.models.catalogue import GGUF_NAME, model_folder
-from latticebpd.models.engine.engine_target import engine_target
 from latticebpd.scoring.calibration import calibration_path
 from tests.helpers.drafters import LM, WEIGHTS
 from tests.helpers.gguf_files import FLOATS, written
@@ -93,7 +93,7 @@ def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch, bigram: bool = True) -> Loaded:
     """The same model, loaded by `transformers` before its engine is made."""
     with monkeypatch.context() as context:
-        context.setattr("latticebpd.decoding.front_door.engine_target", lambda path: None)
+        context.setattr("latticebpd.loading.engine_target", lambda path: None)
         loaded = load(folder, bigram=bigram)
     assert (loaded.weights, loaded.target) == ("file", None)
     return loaded

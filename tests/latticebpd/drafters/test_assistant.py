@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from latticebpd.models.engine.engine import engine_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import DraftTree, Loaded, load
@@ -17,7 +18,6 @@ from latticebpd.drafters import State, drafter_named
 from latticebpd.drafters.assistant import assistant_family
 from latticebpd.drafters.assistant.assistant_family import AssistantLattices
 from latticebpd.drafters.registry import FAMILIES, family_of
-from latticebpd.models.engine.engine import engine_of
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import VOCABULARY, tiny

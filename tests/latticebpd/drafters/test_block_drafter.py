@@ -17,7 +17,7 @@ from latticebpd.drafters.block.block_network import (
     config_for,
     default_layer_ids,
 )
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 
 SIZE, HEADS, KEY_HEADS, HEAD = 24, 4, 2, 6
@@ -126,7 +126,7 @@ def test_gradients_reach_every_weight_that_a_loss_on_all_heads_uses() -> None:
     hidden = drafter(torch.randn(1, 6, 2 * SIZE), torch.arange(6)[None], torch.randn(1, 8, SIZE), positions, visible)
     said, previous = drafter.slot_states(hidden), torch.randint(VOCAB, (1, 2, 3))
     assert drafter.markov_head is not None
-    logits = drafter.output(BaseModel.of(target).projection)(said) + drafter.markov_head(previous)
+    logits = drafter.output(TransformersModel.of(target).projection)(said) + drafter.markov_head(previous)
     assert logits.shape == (1, 2, 3, 4)
     (logits.logsumexp(-1).sum() + drafter.confidence(said, previous).sum()).backward()
     silent = [
@@ -137,7 +137,7 @@ def test_gradients_reach_every_weight_that_a_loss_on_all_heads_uses() -> None:
 
 def test_logits_of_a_reduced_vocabulary_are_those_of_its_tokens() -> None:
     target, hidden = tiny_target(), torch.randn(3, SIZE)
-    projection = BaseModel.of(target).projection
+    projection = TransformersModel.of(target).projection
     reduced = tiny_drafter(target, draft_tokens=[2, 3, 11]).output(projection)(hidden)
     torch.testing.assert_close(reduced, projection(hidden)[:, [2, 3, 11]])
     own = tiny_drafter(target, draft_tokens=[2, 3, 11], own_head=True)

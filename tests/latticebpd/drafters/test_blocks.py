@@ -31,7 +31,7 @@ from latticebpd.drafters.block.block_network import BlockDrafter
 from latticebpd.drafters.drafter import needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import greedy_chain
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
@@ -79,7 +79,7 @@ def test_drafters_with_weights_rounded_to_8_bits_draft_nearly_the_same(kind: str
     states = layer_states(target, text, plain.config.target_layer_ids)[:-1]
     with torch.inference_mode():
         approximate, expected = (
-            drafter.output(BaseModel.of(target).projection)(
+            drafter.output(TransformersModel.of(target).projection)(
                 BlockLattices(drafter, target).filler.states([State(0, text, 2, None, 9, (), states)])
             )
             for drafter in (rounded, plain)
@@ -295,7 +295,7 @@ def test_paths_weigh_what_the_chain_of_softmaxes_says(heads: dict[str, bool]) ->
     target = tiny_target()
     drafter = tiny_drafter(target, block_size=4, markov_rank=3, **heads)
     hidden, anchor = torch.randn(2, 3, 24), 17
-    output = drafter.output(BaseModel.of(target).projection)
+    output = drafter.output(TransformersModel.of(target).projection)
     lattice = block_lattices(drafter, output, hidden, [4, anchor], 4)[1]
     assert lattice.transitions is not None
     logits = output(hidden)[1]
@@ -311,7 +311,7 @@ def test_the_greedy_chain_is_dsparks() -> None:
     target = tiny_target()
     drafter = tiny_drafter(target, block_size=6, sample_from_anchor=True, markov_rank=3)
     hidden, anchors = torch.randn(20, 6, 24), list(range(20))
-    output = drafter.output(BaseModel.of(target).projection)
+    output = drafter.output(TransformersModel.of(target).projection)
     assert drafter.markov_head is not None
     differing = 0
     for row, (lattice, wide) in enumerate(
@@ -337,7 +337,7 @@ def test_heads_can_be_left_out() -> None:
     drafter = tiny_drafter(target, block_size=4, markov_rank=3, confidence=True, confidence_with_markov=True)
     plain = BlockDrafter(replace(drafter.config, markov_rank=0, confidence=False, confidence_with_markov=False))
     plain.load_state_dict(drafter.state_dict(), strict=False)
-    hidden, output = torch.randn(2, 3, 24), drafter.output(BaseModel.of(target).projection)
+    hidden, output = torch.randn(2, 3, 24), drafter.output(TransformersModel.of(target).projection)
     expected = block_lattices(plain, output, hidden, [1, 2], 4)
     assert block_lattices(drafter, output, hidden, [1, 2], 4, DrafterHeads(False, False)) == expected
     assert block_lattices(drafter, output, hidden, [1, 2], 4, DrafterHeads(bigram=False)) == expected
@@ -350,7 +350,7 @@ def test_heads_can_be_left_out() -> None:
 def test_a_confidence_head_alone_is_a_slots_mass() -> None:
     target = tiny_target()
     drafter = tiny_drafter(target, block_size=4, confidence=True)
-    hidden, output = torch.randn(1, 3, 24), drafter.output(BaseModel.of(target).projection)
+    hidden, output = torch.randn(1, 3, 24), drafter.output(TransformersModel.of(target).projection)
     (lattice,) = block_lattices(drafter, output, hidden, [1], VOCAB)
     assert lattice.transitions is None
     assert drafter.confidence_head is not None

@@ -19,7 +19,7 @@ from latticebpd.drafters.block.lattice_reranker import LatticeReranker, Reranker
 from latticebpd.drafters.strategies import BeamTree, GreedyChain
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.block_drafters import VOCAB, tiny_drafter, tiny_target
 from tests.helpers.trigrams import trigram
@@ -43,7 +43,7 @@ def drawn(kind: str, k: int = 3, seed: int = 0, rows: int = 60) -> tuple[BlockDr
     torch.manual_seed(seed)
     hidden, anchors, contexts = 0.3 * torch.randn(rows, 3, 24), (torch.arange(rows) + 5) % VOCAB, torch.randn(rows, 24)
     contexts[0] = 0.0  # a text of one token
-    output, embedding = drafter.output(BaseModel.of(target).projection), target.get_input_embeddings().weight
+    output, embedding = drafter.output(TransformersModel.of(target).projection), target.get_input_embeddings().weight
     arguments = (drafter, output, hidden, anchors.tolist(), k, DrafterHeads(), contexts, embedding)
     return drafter, hidden, anchors, contexts, block_lattices(*arguments)
 
@@ -155,7 +155,7 @@ def test_paths_weigh_what_an_independent_pass_says(kind: str) -> None:
     for row in (0, 4):
         lattice, (tokens, step) = lattices[row], softmaxes(kind, row)
         assert lattice.tokens.tolist() == tokens
-        output = drafter.output(BaseModel.of(tiny_target()).projection)
+        output = drafter.output(TransformersModel.of(tiny_target()).projection)
         probabilities = output(hidden[row]).softmax(-1).sort(-1, descending=True).values[:, :3].sum(-1)
         np.testing.assert_allclose(np.exp(lattice.log_probs).sum(1), probabilities, rtol=1e-4)  # the drafter's mass
         for arcs in itertools.product(range(3), repeat=3):
@@ -320,7 +320,7 @@ def test_texts_are_those_of_generate_and_lattices_those_of_the_whole_text(kind: 
 @torch.inference_mode()
 def test_left_out_they_leave_plain_marginals_and_8_bits_leave_nearly_the_same() -> None:
     target = tiny_target()
-    output = BaseModel.of(target).projection
+    output = TransformersModel.of(target).projection
     for kind in KINDS:
         drafter, hidden, anchors, contexts, lattices = drawn(kind)
         plain = block_lattices(drafter, drafter.output(output), hidden, anchors.tolist(), 3, DrafterHeads(bigram=False))

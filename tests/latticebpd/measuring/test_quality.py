@@ -9,7 +9,7 @@ import torch
 from sacrebleu import corpus_bleu
 
 from latticebpd.measuring.quality import bleu, exact_match, f1, normalised, perplexity, rouge_l
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.tiny_families import tiny
 
 
@@ -51,7 +51,7 @@ def test_perplexity_is_that_of_the_models_own_loss(family: str) -> None:
     texts = [([5, 6, 7, 8, 9], 2), ([4, 3, 9], 1), ([7, 8], 2)]
     total = count = 0.0
     for text, length in texts[:2]:
-        if BaseModel.of(model).is_encoder_decoder:
+        if TransformersModel.of(model).is_encoder_decoder:
             loss = model(input_ids=torch.tensor([text[:length]]), labels=torch.tensor([text[length:]])).loss
         else:
             labels = torch.tensor([[-100] * length + text[length:]])

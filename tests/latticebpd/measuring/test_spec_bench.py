@@ -14,7 +14,6 @@ from transformers import BatchEncoding
 
 from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter, load
 from latticebpd.drafters.bundled import MODEL
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.measuring import spec_bench
 from latticebpd.measuring.spec_bench import (
     Answer,
@@ -26,6 +25,7 @@ from latticebpd.measuring.spec_bench import (
     write_answers,
 )
 from latticebpd.models.chat import PlainText
+from latticebpd.models.load_target import load_tokenizer
 from tests.helpers.blockwise_models import greedy
 
 QUESTIONS = [

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from latticebpd import BlockwiseLM
 from latticebpd.cli.input_data import read_texts
 from latticebpd.drafters.bundled import MODEL
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.models.chat import ChatTemplate, PlainText, prompt_format
+from latticebpd.models.load_target import load_tokenizer
 from tests.helpers.tokenizers import TEMPLATE
 
 

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from latticebpd.drafters.bundled import MODEL
-from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.token_text import piece
 from latticebpd.models.chat import ChatTemplate, PlainText
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.models.model_tokenizer import ModelTokenizer
 from tests.helpers.tokenizers import TEMPLATE, TEXTS, assert_same_tokenizer
 

@@ -11,10 +11,10 @@ import pytest
 from latticebpd import generate, load
 from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.pretrained import load_model, load_tokenizer
 from latticebpd.measuring.spec_bench import Question, forward_func, run
 from latticebpd.models.catalogue import get_model, model_folder, resolved
 from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.load_target import load_model, load_tokenizer
 from latticebpd.report.demo_table import REAL, about, run_demo
 from tests.helpers.blockwise_models import greedy
 

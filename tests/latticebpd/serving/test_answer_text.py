@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latticebpd.drafters import bundled
-from latticebpd.drafters.pretrained import load_tokenizer
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.serving.answer_text import AnswerText
 from tests.helpers.tokenizers import letters
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.tree_attention import TreeVerifier, visible_keys
@@ -136,7 +136,7 @@ def test_last_hidden_state_is_what_the_logits_are_made_of(family: str) -> None:
     verifier = verifier_for(model, source)
     verifier.prefill([[1]])
     lazy = verifier.verify([5], [DraftTree.from_paths([[6, 7]])]).logits_of([0, 0, 0], [0, 1, 2])
-    assert BaseModel.of(model).exact_projection is not None
+    assert TransformersModel.of(model).exact_projection is not None
     forward: Any = verifier.forward
     with torch.inference_mode():
         _, full, _ = forward._full({"input_ids": torch.tensor([[1, 5, 6, 7]]), "use_cache": False})

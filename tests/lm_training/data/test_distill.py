@@ -22,7 +22,7 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.shards import share_size
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states
@@ -110,7 +110,7 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
     base, inputs = tiny(family, seed=3, eos=7), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
-    assert suits_loop(BaseModel.of(base)) == (family != "bloom")
+    assert suits_loop(TransformersModel.of(base)) == (family != "bloom")
     for drafter in (None, PromptNgramDrafter()):
         distill(base, inputs, tmp_path / str(drafter is None), replace(OPTIONS, batch_size=3), drafter=drafter)
         text = load_distilled(tmp_path / str(drafter is None))
@@ -206,7 +206,10 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
     distill(base, uneven(), tmp_path, options, states=StateOptions(), drafter=drafter)
     assert len(passes) == (3 if copies else 0)
     text = load_distilled(tmp_path)
-    states, expected = load_states(tmp_path, text), read(BaseModel.of(base), text, StateOptions())["last"].half()
+    states, expected = (
+        load_states(tmp_path, text),
+        read(TransformersModel.of(base), text, StateOptions())["last"].half(),
+    )
     assert states is not None
     assert torch.equal(torch.cat([states.of_text(index) for index in range(len(text))]), expected)
 
@@ -241,7 +244,7 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
     free = base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=9)
     end = int(free[0, 4])
     base.generation_config.eos_token_id = end
-    assert BaseModel.of(base).eos_ids == [end]
+    assert TransformersModel.of(base).eos_ids == [end]
     sources = Texts.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.uint16)
     distill(base, sources, tmp_path, OPTIONS)
     written = load_distilled(tmp_path)[0][3:].tolist()

@@ -18,7 +18,7 @@ from latticebpd.cli import app
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.transformers.transformers_model import BaseModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data.hidden_states import (
     HiddenStates,
     StateOptions,
@@ -62,7 +62,7 @@ def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
 def test_states_are_those_that_each_written_token_was_chosen_from(family: str, tmp_path: Path) -> None:
     base, data = tiny(family, seed=3, eos=7), texts()
     stored = kept(base, tmp_path / "t.npz", data, layers=[1, 2])
-    stock = BaseModel.of(base)
+    stock = TransformersModel.of(base)
     for index, (text, prompt) in enumerate(data.items()):
         with torch.no_grad():
             if stock.is_encoder_decoder:
@@ -108,7 +108,7 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
         rows.append(generate(base, prompt, watching[-1], max_new_tokens=30).sequences[0].numpy())
     data = Texts.of_rows(rows, list(map(len, prompts)))
     texts = unprompted(data) if whole else data
-    states = states_of(BaseModel.of(base), texts, StateOptions([1, 2]))
+    states = states_of(TransformersModel.of(base), texts, StateOptions([1, 2]))
     begin = 0
     for row, prompt, seen in zip(rows, texts.prompt_lengths.tolist(), watching, strict=True):
         count = len(row) - prompt
@@ -137,7 +137,7 @@ def test_training_from_states_has_the_same_losses_and_never_runs_the_base(
     base, data, held_out = tiny(family, seed=3, eos=7), texts(), texts(5, 1)
     kept(base, tmp_path / "t.npz", data)
     kept(base, tmp_path / "v.npz", held_out)
-    tokens = shortlist_of(data, BaseModel.of(base).vocab_size, 15) if shortlist else None
+    tokens = shortlist_of(data, TransformersModel.of(base).vocab_size, 15) if shortlist else None
     logs = []
     for with_states in (False, True):
         torch.manual_seed(0)

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from fst.files import PathLike, write_text
-from latticebpd.decoding.front_door import Loaded
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.loading import Loaded
 from latticebpd.models.chat import ChatTemplate
 
 
@@ -36,7 +36,7 @@ class Chat:
 
     def begin(self, system_prompt: str | None = None) -> None:
         """Begin anew, with another system prompt or, if it is None, the template's own."""
-        prompts = ChatTemplate(self.loaded.text_tokenizer, self.loaded.target or self.loaded.model, system_prompt)
+        prompts = ChatTemplate(self.loaded.tokenizer, self.loaded.target, system_prompt)
         prompts.prompt(["?"])  # which a template without system prompts refuses
         self.system_prompt, self.prompts, self.turns = system_prompt, prompts, list[str]()
 

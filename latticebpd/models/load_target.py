@@ -1,0 +1,173 @@
+"""Target models and tokenizers by name, as every ``--model`` takes them.
+
+A name is a directory that ``save_pretrained`` wrote; a ``.gguf`` file; a model of the catalogue (``latticebpd models
+list``); or a Hub id. `load_target` decides, once, whether the CPU engine or PyTorch computes the model.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fst.printable import plain_words
+from latticebpd.checks import expect
+from latticebpd.models.catalogue import GGUF_NAME, resolved
+from latticebpd.models.engine.engine_model import READ_ERRORS, EngineModel, file_hash, gguf_model
+from latticebpd.models.gguf.gguf_file import is_gguf
+from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
+from latticebpd.models.model_tokenizer import ModelTokenizer
+from latticebpd.models.target_model import TargetModel
+from latticebpd.models.weight_kinds import FLOAT32, GGUF, TORCH, WEIGHTS
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Name: TypeAlias = "str | os.PathLike[str]"
+
+
+def load_target(
+    name: Name,
+    weights: str | None = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    ignore_beams: bool = False,
+    on_engine: bool = True,
+    default: str = FLOAT32,
+) -> TargetModel:
+    """The target model of a name, ready for inference; ValueError where there is none, or it cannot be read.
+
+    weights: what passes are computed from: ``"gguf"`` (the blocks of a GGUF file), ``"float32"`` or ``"int8"`` by the
+        CPU engine, ``"torch"`` by PyTorch. None: the file's where there is one, else ``default``; and PyTorch where the
+        engine does not know the model, for another device or type, or without ``on_engine``.
+    device, dtype: of a model on PyTorch, by default the CPU and float32.
+    ignore_beams: decode greedily even if the model's generation config asks for beam search.
+    on_engine: whether what drafts for the model can draft next to the engine.
+    """
+    expect(weights in (None, *WEIGHTS), f"weights among {', '.join(WEIGHTS)}", repr(weights))
+    plain = str(device or "cpu") == "cpu" and _type_name(dtype) == FLOAT32
+    if weights not in (None, TORCH):
+        asked = f"device {device or 'cpu'} and dtype {_type_name(dtype)}"
+        expect(plain, f"float32 on the CPU with weights={weights!r}", asked, "use weights='torch'")
+        wanted = "weights='torch' for a drafter that only drafts for models on PyTorch"
+        expect(on_engine, wanted, f"weights={weights!r}", of=os.fspath(name))
+    path = resolved(name)
+    by_engine = weights != TORCH and plain and on_engine
+    if by_engine and weights in (None, GGUF) and (compiled := _compiled(Path(path))) is not None:
+        if ignore_beams:
+            from latticebpd.decoding.generation_config import BEAMS
+
+            for field in BEAMS:
+                compiled.generation.pop(field, None)
+        return compiled
+    model = load_stock(name, dtype)
+    if ignore_beams:
+        from latticebpd.decoding.generation_config import ignore_beams as without_beams
+
+        without_beams(model)
+    return _on_engine(model, Path(path), weights, default) if by_engine else _on_pytorch(model, device)
+
+
+def _compiled(path: Path) -> EngineModel | None:
+    """The model of a path's GGUF file, compiled; None where only ``transformers`` can read it."""
+    model = gguf_model(path)
+    try:
+        return model if model is not None and model.transformer else None
+    except READ_ERRORS:
+        return None
+
+
+def _on_pytorch(model: Any, device: str | torch.device | None) -> TargetModel:
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+
+    return TransformersModel(model if device is None else model.to(device))
+
+
+def _on_engine(model: PreTrainedModel, path: Path, weights: str | None, default: str) -> TargetModel:
+    """The engine's copy of a stock model that was loaded from a path."""
+    from latticebpd.models.engine.engine_copy import engine_copy
+    from latticebpd.models.engine.engine_families import unsupported_reason
+
+    file = path if path.is_file() else path / GGUF_NAME
+    known = file if file.is_file() else None
+    if weights is None and unsupported_reason(model) is not None:
+        return _on_pytorch(model, None)
+    files = [path] if path.is_file() else sorted(path.glob("model*.safetensors"))
+    kind = weights or (default if known is None else GGUF)
+    try:
+        return engine_copy(model, kind, known, hash_weights=lambda: file_hash(files))
+    except ValueError:
+        if weights is not None or known is None:
+            raise
+        return engine_copy(model, default, hash_weights=lambda: file_hash(files))
+
+
+def _type_name(dtype: str | torch.dtype | None) -> str:
+    return FLOAT32 if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def torch_type(dtype: str | torch.dtype | None) -> torch.dtype:
+    """A floating-point type of PyTorch by its name, with or without ``torch.``; ValueError for any other name."""
+    import torch
+
+    kind = getattr(torch, _type_name(dtype), None)
+    if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise ValueError(f"expected a dtype such as float32, bfloat16 or float16, got {dtype!r}")
+    return kind
+
+
+def load_stock(name: Name, dtype: str | torch.dtype | None = None) -> PreTrainedModel:
+    """The causal LM or encoder–decoder of a name as ``transformers`` has it, on the CPU."""
+    from latticebpd.models.gguf.gguf_checkpoints import load_gguf
+    from latticebpd.models.transformers.checkpoints import load_base
+
+    path, kind = resolved(name), torch_type(dtype)
+    return load_gguf(path, kind) if is_gguf(path) else load_base(path, kind)
+
+
+def tokenizer_for(target: TargetModel, name: Name) -> Any:
+    """The tokenizer of a target that was loaded by a name: for a GGUF file on the engine one that loads no
+    ``transformers``, else as ``transformers`` has it; ValueError if there is none that can be read."""
+    if target.weights == GGUF:
+        path = Path(resolved(name))
+        try:
+            return ModelTokenizer.of_folder(path) if path.is_dir() else tokenizer_of_gguf(gguf_fields(path))
+        except ValueError:
+            pass  # transformers may read it
+    return load_tokenizer(name)
+
+
+def gguf_fields(path: Path) -> Any:
+    """A GGUF file, opened."""
+    from latticebpd.models.gguf.gguf_file import GgufFile
+
+    return GgufFile.open(path)
+
+
+def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
+    """A model's tokenizer, with ``transformers``' interface; ValueError where none can be read."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    from latticebpd.models.gguf.gguf_checkpoints import load_gguf_tokenizer
+
+    path = resolved(name)
+    if is_gguf(path):
+        return load_gguf_tokenizer(path)
+    names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
+    # Without any of them transformers would go and ask the hub.
+    if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in names):
+        raise ValueError(f"{path}: expected a tokenizer next to the model (tokenizer.json), found none")
+    file = Path(path) / "tokenizer.json"
+    try:
+        if file.exists() and not (Path(path) / "tokenizer_config.json").exists():
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
+            template = Path(path) / "chat_template.jinja"
+            tokenizer.chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+            return tokenizer
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=Path(path).is_dir())
+    except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
+        problem = "expected a tokenizer next to the model (tokenizer.json)"
+        raise ValueError(f"{path}: {problem}: {plain_words(error)}") from error
