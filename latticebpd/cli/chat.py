@@ -71,7 +71,7 @@ def chat(
                 if _obey(conversation, *line.partition(" ")[::2]):
                     break
             elif line:
-                streamer = streamer_for(loaded.text_tokenizer, show_blocks)
+                streamer = streamer_for(loaded.tokenizer, show_blocks)
                 with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
                     _answer(
                         conversation, line, pressed, streamer=streamer, acceptance=rule, max_new_tokens=max_new_tokens

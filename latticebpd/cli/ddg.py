@@ -55,12 +55,14 @@ def ddg(
     from fst.files import write_text
     from latticebpd.jacobi.analysis import analyse, corpus_statistics, write_csv
     from latticebpd.loading import load
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+    from latticebpd.models.weight_kinds import TORCH
 
     torch.set_num_threads(threads)
-    loaded = load(model, ignore_beams=ignore_beams)
-    served = loaded.model
+    loaded = load(model, ignore_beams=ignore_beams, weights=TORCH)  # texts of the graphs are read without a cache
+    served = TransformersModel.of(loaded.target)
     tokenizer: Any = loaded.tokenizer
-    first = initial_values(initial, served, lm, alpha, k, seed)
+    first = initial_values(initial, loaded, lm, alpha, k, seed)
     sentences: list[Sentence] = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(texts))

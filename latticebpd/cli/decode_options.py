@@ -55,7 +55,6 @@ def decode_again(
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.models.chat import PlainText
-    from latticebpd.models.transformers.transformers_model import TransformersModel
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
@@ -70,8 +69,11 @@ def decode_again(
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
             first = [each[0] for each in wanted]
-            is_encoder_decoder = TransformersModel.of(loaded.model).is_encoder_decoder
-            kind = {"text_target": first} if is_encoder_decoder else {"text": first, "add_special_tokens": False}
+            kind = (
+                {"text_target": first}
+                if loaded.target.is_encoder_decoder
+                else {"text": first, "add_special_tokens": False}
+            )
             spelled = zip(tokenizer(**kind)["input_ids"], texts, strict=True)
             right = [([*text[:length], *ids], length) for ids, (text, length) in spelled]
         elif given_text:
@@ -83,11 +85,11 @@ def decode_again(
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
         ends = text_ends(paths[0])
-        decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, accepted, ends)
+        decoded = decode(loaded.target, texts, drafters, lambda: bar.advance(task), given_text, accepted, ends)
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         warn_differing(max(exact))
-    return decoded, qualities(decoded, loaded.model, words, measures, wanted, right)
+    return decoded, qualities(decoded, loaded.target, words, measures, wanted, right)
 
 
 def read_references(path: Path, field: str, count: int) -> list[list[str]]:

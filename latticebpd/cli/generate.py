@@ -67,8 +67,8 @@ def generate(
     )  # fmt: skip
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
-    tokenizer: Any = loaded.text_tokenizer
-    answers = loaded.in_chat or loaded.is_encoder_decoder
+    tokenizer: Any = loaded.tokenizer
+    answers = loaded.in_chat or loaded.target.is_encoder_decoder
     streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)
     ids = loaded.encode(text)
     result = loaded.generate(
@@ -90,7 +90,7 @@ def generate(
         from latticebpd.measuring.call_records import read_calls, scorer_of
         from latticebpd.report import TracedDecode, write_trace
 
-        shown = TracedDecode("The decode", text, written, read_calls(loaded.model, ids, result, scorer_of(drafter)))
+        shown = TracedDecode("The decode", text, written, read_calls(loaded.target, ids, result, scorer_of(drafter)))
         name = system or loaded.default_system(alpha, by_cost=costs is not None)
         how = f"{'bundled model' if model is None else loaded.name} · {name}"
         how += f" · {accept or ('sample' if temperature else 'exact')}"

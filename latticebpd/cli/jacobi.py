@@ -75,16 +75,16 @@ def jacobi(
     from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.loading import load
     from latticebpd.models.transformers.transformers_model import TransformersModel
+    from latticebpd.models.weight_kinds import TORCH
 
     torch.set_num_threads(threads)
-    loaded = load(model, ignore_beams=ignore_beams)
-    served = loaded.model
-    base = TransformersModel.of(served)
+    loaded = load(model, ignore_beams=ignore_beams, weights=TORCH)  # to be compared with its generate()
+    served = TransformersModel.of(loaded.target)
     tokenizer: Any = loaded.tokenizer
     inputs = [tokenizer(text)["input_ids"] for text in texts]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
-    first: Initial = initial_values(initial, served, lm, alpha, k, seed)
+    first: Initial = initial_values(initial, loaded, lm, alpha, k, seed)
     earlier_ids = [tokenizer(text_target=text)["input_ids"] for text in earlier]
     number = _number(length, algorithm, baselines)
 
@@ -102,10 +102,10 @@ def jacobi(
     name = f"{algorithm.value}{block}{'' if initial is InitialName.padding else f', {initial.value}'}"
     systems = {GREEDY: stock(served, max_new_tokens), BEAM: stock(served, max_new_tokens, BEAMS)} if baselines else {}
     systems[name] = parallel(served, decode)
-    fill = GenerationSettings(base).fill_id
+    fill = GenerationSettings(served).fill_id
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
-        left = not base.is_encoder_decoder
+        left = not served.is_encoder_decoder
         runs = compare(systems, inputs, fill, left, batch_size, on_batch=lambda: bar.advance(task))
     written = {
         each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in run.tokens]

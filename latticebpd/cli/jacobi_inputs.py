@@ -11,10 +11,9 @@ from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.jacobi import Initial
+    from latticebpd.loading import Loaded
+    from latticebpd.models.transformers.transformers_model import TransformersModel
 
 
 class InitialName(StrEnum):
@@ -69,51 +68,47 @@ def _fields(path: Path, field: str, limit: int | None) -> list[str]:
 
 
 def initial_values(
-    name: InitialName, model: BlockwiseLM | PreTrainedModel, lm: Path | None, alpha: float | None, k: int, seed: int
+    name: InitialName, loaded: Loaded, lm: Path | None, alpha: float | None, k: int, seed: int
 ) -> Initial:
     """The initialisation of a name, padding for ``previous``; ValueError where it lacks its heads or its n-gram model.
 
     lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot.
     """
-    from latticebpd.drafters import PathsDrafter
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.drafters import drafter_named
     from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, RandomTokens, SourceCopy
-    from latticebpd.models.transformers.transformers_model import TransformersModel
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
-    base = TransformersModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
         raise ValueError(f"expected --lm and --alpha with --initial ngram or heads, got {name.value}; leave them out")
     if name is InitialName.heads:
-        if not isinstance(model, BlockwiseLM):
+        if loaded.source is None:
             advice = "see `latticebpd train heads`"
             raise ValueError(f"expected a model with heads for --initial heads, got one without; {advice}")
-        return DraftedInitial(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
+        return DraftedInitial(drafter_named("1-best", loaded.lattice_source(k), lm, alpha))
     if name is InitialName.ngram:
         scorer = as_scorer(lm)
         if not isinstance(scorer, NgramScorer) or scorer.lm is None:
             raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
-        check_vocabulary(scorer, getattr(model, "tokenizer_fingerprint", None), base.vocab_size)
+        fingerprint = None if loaded.source is None else loaded.source.fingerprint
+        check_vocabulary(scorer, fingerprint, loaded.target.vocab_size)
         return NgramContinuation(scorer.lm)
     if name is InitialName.random:
-        return RandomTokens(base.vocab_size, seed)
+        return RandomTokens(loaded.target.vocab_size, seed)
     return SourceCopy() if name is InitialName.source else Padding()
 
 
-def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str:
+def settings_line(served: TransformersModel, **settings: Any) -> str:
     """What the numbers depend on, in one line: the settings, the model's size, the machine."""
     from latticebpd._version import __version__
     from latticebpd.machine import machine_settings
-    from latticebpd.models.transformers.transformers_model import TransformersModel
 
-    base = TransformersModel.of(served).model
     all_settings = {
         "version": __version__,
         **settings,
-        "parameters": sum(parameter.numel() for parameter in base.parameters()),
-        "dtype": str(base.dtype).removeprefix("torch."),
-        "device": base.device,
+        "parameters": served.num_parameters,
+        "dtype": str(served.dtype).removeprefix("torch."),
+        "device": served.device,
         **machine_settings(),
     }
     return " | ".join(f"{name} {value}" for name, value in all_settings.items())

@@ -57,7 +57,6 @@ def lattices(
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.loading import load
     from latticebpd.measuring.collect import CollectOptions, NoLatticeError, as_source, collect, collect_shards
-    from latticebpd.models.transformers.transformers_model import TransformersModel
 
     mine = parse_part(part)
     wanted = "a directory to fill part by part"
@@ -70,9 +69,9 @@ def lattices(
     drafts = as_source(loaded.lattice_source(), k)  # refuses a k that cannot be before a directory is claimed for it
     format_, slots = loaded.prompts, drafts.num_slots
     following = max_new_tokens + slots  # the last lattices look a little beyond the limit
-    base = TransformersModel.of(loaded.model)
-    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.is_encoder_decoder)
-    ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
+    target = loaded.target
+    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, target.is_encoder_decoder)
+    ends = None if set(format_.eos_ids or target.eos_ids) == set(target.eos_ids) else tuple(format_.eos_ids or ())
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
         task = bar.add_task("texts", total=share_size(len(data), shard_size, mine))

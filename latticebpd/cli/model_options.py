@@ -36,8 +36,8 @@ IGNORE_BEAMS: Any = typer.Option(False, "--ignore-beams", help="Decode greedily 
 PART: Any = typer.Option(None, help="i/n: make every n-th shard, from number i (0 on); by default torchrun's rank.")
 WEIGHTS: Any = typer.Option(
     None,
-    help="Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or torch "
-    "(PyTorch); by default file if there is one, else float32, and torch for models that the engine does not support.",
+    help="Weights of the passes: float32, int8 or gguf (the blocks of a GGUF file) on the CPU engine, or torch "
+    "(PyTorch); by default gguf if there is one, else float32, and torch for models that the engine does not support.",
 )
 
 SYSTEM: Any = typer.Option(

@@ -94,7 +94,7 @@ def _decode(
         task = bar.add_task("decoding", total=len(texts) * len(ks))
         drafters = {f"k={k}": partial(HindsightDrafter, loaded.lattice_source(k)) for k in ks}  # k = 1 is vanilla
         ends = text_ends(files[0])
-        decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
+        decoded = decode(loaded.target, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
         tables.warn_differing(int(decoded.differing.max()))
     return [

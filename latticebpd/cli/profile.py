@@ -54,7 +54,7 @@ def profile(
         torch.set_num_threads(threads)
     with progress() as bar:
         task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
-        costs = profiled(loaded.model, widths, batches, context, rounds, drafter, lambda: bar.advance(task))
+        costs = profiled(loaded.target, widths, batches, context, rounds, drafter, lambda: bar.advance(task))
     if output is not None:
         costs.save(output)
         err.print(f"{output}: written")

@@ -73,7 +73,7 @@ def serve(
     drafter_of: Any = partial(model_options.named_drafter, loaded, system, lm, alpha, k=k)
     if (cuts := on_engine and tells_probabilities(system)) and curve is None:
         err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
-        curve = profile_drafts(loaded.model, SIZES, lambda costs: drafter_of(costs=costs), rounds=2)
+        curve = profile_drafts(loaded.target, SIZES, lambda costs: drafter_of(costs=costs), rounds=2)
     drafter = drafter_of(costs=curve if cuts else None)
     limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
     service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)

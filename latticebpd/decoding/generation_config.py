@@ -229,9 +229,7 @@ class GenerationSettings:
             model_kwargs={},
         )
 
-    def criteria(
-        self, width: int, criteria: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
-    ) -> StoppingCriteriaList:
+    def criteria(self, width: int, criteria: Sequence[Any], tokenizer: Any) -> StoppingCriteriaList:
         """The given stopping criteria, and those of the config whose kind is not among them, for prompts of ``width``
         columns; ValueError for stop strings without a tokenizer."""
         if self.config.stop_strings is not None and tokenizer is None:
@@ -294,15 +292,16 @@ def _host(target: TargetModel | None) -> Any:
     stand-in."""
     from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 
-    if isinstance(getattr(target, "model", None), GenerationMixin):
-        return target.model
+    stock: Any = getattr(target, "model", None)
+    if isinstance(stock, GenerationMixin):
+        return stock
+    own: Any = PretrainedConfig() if stock is None else stock.config
+    set_fields = target.generation if isinstance(target, EngineModel) else None
 
     class Host(GenerationMixin):
-        config: Any = PretrainedConfig() if target is None or isinstance(target, EngineModel) else target.model.config
+        config = own
         generation_config = (
-            GenerationConfig(**target.generation)
-            if isinstance(target, EngineModel)
-            else GenerationConfig.from_model_config(config)
+            GenerationConfig.from_model_config(own) if set_fields is None else GenerationConfig(**set_fields)
         )
 
     return Host()

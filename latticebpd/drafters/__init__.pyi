@@ -10,12 +10,12 @@ from .drafter import State as State
 from .drafter import needs_hidden as needs_hidden
 from .drafter import needs_layers as needs_layers
 from .family import LatticeSource as LatticeSource
+from .heads.head_drafters import PathsDrafter as PathsDrafter
+from .heads.head_drafters import TreeDrafter as TreeDrafter
+from .heads.head_drafters import VanillaDrafter as VanillaDrafter
 from .heads.head_family import HeadLattices as HeadLattices
 from .known_text import GoldDrafter as GoldDrafter
 from .lattice_drafter import LatticeDrafter as LatticeDrafter
-from .lattice_drafter import PathsDrafter as PathsDrafter
-from .lattice_drafter import TreeDrafter as TreeDrafter
-from .lattice_drafter import VanillaDrafter as VanillaDrafter
 from .masks.mask_family import MaskLattices as MaskLattices
 from .mixture import MixtureDrafter as MixtureDrafter
 from .saved_top_k import SavedTopK as SavedTopK

@@ -1,19 +1,15 @@
-"""Drafters from lattices: a source and a strategy, and the usual pairs."""
+"""Drafters from lattices: a source and a strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.known_text import by_row, remaining
-from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Strategy, Vanilla
+from latticebpd.drafters.strategies import Oracle, Strategy
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
-
-if TYPE_CHECKING:
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.scoring.rescoring import check_vocabulary
 
 
 class LatticeDrafter(Drafter):
@@ -45,48 +41,6 @@ class LatticeDrafter(Drafter):
         return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
 
 
-class VanillaDrafter(LatticeDrafter):
-    """The best token of every head, as it is (Stern 2018); arguments as for ``HeadLattices``."""
-
-    def __init__(self, model: BlockwiseLM, slots: int | None = None) -> None:
-        super().__init__(_of_heads(model, 1, slots), Vanilla())
-
-
-class PathsDrafter(LatticeDrafter):
-    """The ``p`` best rescored paths of the heads' lattice (Kim 2024, section 7.2).
-
-    model, k, slots: as for ``HeadLattices``.
-    lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
-    alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
-    """
-
-    def __init__(
-        self,
-        model: BlockwiseLM,
-        lm: LanguageModel,
-        p: int = 16,
-        alpha: float | None = None,
-        k: int = 16,
-        slots: int | None = None,
-    ) -> None:
-        super().__init__(_of_heads(model, k, slots), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
-
-
-class TreeDrafter(LatticeDrafter):
-    """The best prefix tree of ``num_nodes`` nodes of the heads' lattice; other arguments as for ``PathsDrafter``."""
-
-    def __init__(
-        self,
-        model: BlockwiseLM,
-        lm: LanguageModel,
-        num_nodes: int = 64,
-        alpha: float | None = None,
-        k: int = 16,
-        slots: int | None = None,
-    ) -> None:
-        super().__init__(_of_heads(model, k, slots), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
-
-
 class HindsightDrafter(LatticeDrafter):
     """The best path of a source's lattice in hindsight (Kim 2024, section 6.3).
 
@@ -101,9 +55,3 @@ class HindsightDrafter(LatticeDrafter):
     def scoring_context(self, state: State) -> Sequence[int]:
         """The known continuation, instead."""
         return remaining(self.continuations, state)
-
-
-def _of_heads(model: BlockwiseLM, k: int, slots: int | None) -> LatticeSource:
-    from latticebpd.drafters.heads.head_family import HeadLattices
-
-    return HeadLattices(model, k, slots)

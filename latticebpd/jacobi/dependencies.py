@@ -29,7 +29,7 @@ from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import Ids
 from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
-from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.verification.recompute import RecomputingVerifier
 
 TOKENS_PER_PASS = 8192  # approximately
@@ -186,8 +186,9 @@ def _read(session: Session, texts: list[list[int]], expected: list[int]) -> list
         start = len(results)
         rows = max(1, TOKENS_PER_PASS // (len(prompt) + max(map(len, texts[start:])) + 1))
         chunk = texts[start : start + rows]
-        repeated = torch.zeros(len(chunk), dtype=torch.long, device=session.target.device)
-        verifier = RecomputingVerifier(session.target, None if source is None else source.select(repeated))
+        target = TransformersModel.of(session.target)
+        repeated = torch.zeros(len(chunk), dtype=torch.long, device=target.device)
+        verifier = RecomputingVerifier(target, None if source is None else source.select(repeated))
         verified = verifier.prefill([[*prompt, *tokens] for tokens in chunk])
         logits = verified.logits_of(range(len(chunk)), [0] * len(chunk))
         if text.processors:

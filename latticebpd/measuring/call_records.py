@@ -19,7 +19,7 @@ from latticebpd.drafters.known_text import GoldDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.target_model import AnyModel, target_model
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
@@ -82,7 +82,7 @@ class Call:
 
 
 def read_calls(
-    model: Model, prompt: Sequence[int], out: Generated, lm: LanguageModel = None, row: int = 0
+    model: AnyModel, prompt: Sequence[int], out: Generated, lm: LanguageModel = None, row: int = 0
 ) -> list[Call]:
     """The calls of one row of a traced decode; the model reads the row's text once more.
 
@@ -92,9 +92,7 @@ def read_calls(
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
-    read = list(
-        out.sequences[row, : out.prompt_length].tolist() if TransformersModel.of(model).is_encoder_decoder else prompt
-    )
+    read = list(out.sequences[row, : out.prompt_length].tolist() if target_model(model).is_encoder_decoder else prompt)
     calls, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
         lattice, context = step.tree.lattice, read + written[:start]
@@ -151,7 +149,7 @@ def _positions(step: Step, choices: Sequence[ModelChoice]) -> tuple[DraftPositio
     return tuple(positions)
 
 
-def _choices(model: Model, prompt: Sequence[int], written: Sequence[int]) -> list[ModelChoice]:
+def _choices(model: AnyModel, prompt: Sequence[int], written: Sequence[int]) -> list[ModelChoice]:
     """The model's choice at every token of its text, from a decode that drafts the text itself."""
     rule = _ForcedText(written)
     # One token more than the text has: a processor that forces the last token must not do so within the text.

@@ -27,8 +27,6 @@ from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
 from latticebpd.drafters.family import FamilySource
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.npz import is_intact
 from latticebpd.lattices.sausage import PADDING
@@ -36,7 +34,8 @@ from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.target_model import TargetModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 
 
 class NoLatticeError(ValueError):
@@ -70,7 +69,7 @@ class CollectOptions:
 
 
 def collect(
-    drafts: FamilySource | BlockwiseLM,
+    drafts: FamilySource,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -79,14 +78,14 @@ def collect(
     """The lattices of every text, and the texts: those with at least one lattice, numbered from 0; ValueError for a
     source that is longer than an encoder–decoder can read.
 
-    drafts: a drafter next to its target; a blockwise model stands for its heads.
+    drafts: a drafter next to its target.
     data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
         them is taken from here.
     """
     drafts = as_source(drafts, options.k)
     slots, writer = drafts.num_slots, drafts.target
     start = _start(writer)
-    limit, longest = TransformersModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
+    limit, longest = writer.max_positions, int(data.prompt_lengths.max(initial=0))
     wanted = f"sources of at most {limit} tokens (the model's positions)"
     expect(start is None or longest <= (limit or longest), wanted, f"one of {longest}")
     parts: list[LatticeSet] = []
@@ -113,7 +112,7 @@ def collect(
 
 
 def collect_shards(
-    drafts: FamilySource | BlockwiseLM,
+    drafts: FamilySource,
     data: Texts,
     directory: PathLike,
     options: CollectOptions,
@@ -159,11 +158,10 @@ def collect_shards(
         raise NoLatticeError
 
 
-def as_source(drafts: FamilySource | BlockwiseLM, k: int) -> FamilySource:
+def as_source(drafts: FamilySource, k: int) -> FamilySource:
     """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
-    source: FamilySource = HeadLattices(drafts, k) if isinstance(drafts, BlockwiseLM) else drafts
-    expect(k <= source.num_tokens, f"at most {source.num_tokens} arcs per slot (the tokens that the drafter knows)", k)
-    return source if source.k == k else source.with_shape(k, source.num_slots)
+    expect(k <= drafts.num_tokens, f"at most {drafts.num_tokens} arcs per slot (the tokens that the drafter knows)", k)
+    return drafts if drafts.k == k else drafts.with_shape(k, drafts.num_slots)
 
 
 @torch.inference_mode()
@@ -197,7 +195,7 @@ def text_lattices(
         if nats is None:
             entropy = None
         elif entropy is not None:
-            entropy[rows] = nats.cpu().numpy()
+            entropy[rows] = nats
         begin = rows.stop
     padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
     begins = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
@@ -215,7 +213,7 @@ def text_lattices(
 
 
 def _written(
-    model: Model, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
+    model: TargetModel, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
 ) -> Iterator[tuple[list[int], int]]:
     """Every prompt, or source, with the model's own greedy text after it."""
     is_encoder_decoder = _start(model) is not None
@@ -230,7 +228,6 @@ def _written(
             yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
 
 
-def _start(model: Model) -> int | None:
+def _start(target: TargetModel) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
-    base = TransformersModel.of(model)
-    return base.start_id if base.is_encoder_decoder else None
+    return TransformersModel.of(target).start_id if target.is_encoder_decoder else None

@@ -23,7 +23,7 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.target_model import AnyModel, target_model
 
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
 PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
@@ -74,7 +74,7 @@ class Decoded:
 
 
 def decode(
-    model: Model,
+    model: AnyModel,
     texts: Iterable[tuple[Sequence[int], int]],
     drafters: Mapping[str, Factory],
     on_decode: Callable[[], object] = ignore,
@@ -96,7 +96,7 @@ def decode(
     counts = np.zeros((len(ways), 1), np.int64)
     verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
     written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
-    number, is_encoder_decoder = 0, TransformersModel.of(model).is_encoder_decoder
+    number, is_encoder_decoder = 0, target_model(model).is_encoder_decoder
     for text, prompt_length in texts:
         # An encoder–decoder's output begins with its start token instead of the prompt.
         begin = 1 if is_encoder_decoder else prompt_length
@@ -104,11 +104,11 @@ def decode(
         number += 1
         if given_text:
             own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
-            continuation = own.sequences[0, begin:].tolist()
+            continuation = own.tokens[0, begin:].tolist()
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
             options: Any = {"max_new_tokens": len(continuation), "eos_token_id": eos_ids}
             out = generate(model, prompt, drafter_of(continuation), acceptance, **options)
-            new = out.sequences[0, begin:].tolist()
+            new = out.tokens[0, begin:].tolist()
             counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
@@ -142,7 +142,7 @@ def check_measures(names: Sequence[str]) -> None:
 
 def qualities(
     decoded: Decoded,
-    model: Model,
+    model: AnyModel,
     words: Callable[[list[int]], str],
     measures: Sequence[str],
     references: References = (),

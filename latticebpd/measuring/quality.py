@@ -20,7 +20,9 @@ from typing import TypeAlias
 import torch
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.verification.finished_texts import read_text
 
 References: TypeAlias = Sequence[Sequence[str]]
 """One or more of every text."""
@@ -57,28 +59,28 @@ MEASURES: dict[str, Callable[[Sequence[str], References], float]] = {
 
 
 @torch.inference_mode()
-def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> float:
+def perplexity(model: AnyModel, texts: Iterable[tuple[Sequence[int], int]]) -> float:
     """exp of the mean negative log-probability, per token, of what follows each prompt.
 
     texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source. Raises
     ValueError where nothing follows any prompt, or for more tokens than the model's positions.
     """
-    base, loss, count = TransformersModel.of(model), 0.0, 0
+    target, loss, count = target_model(model), 0.0, 0
     for text, prompt_length in texts:
-        longest = len(text) - prompt_length if base.is_encoder_decoder else len(text) - 1
-        wanted = f"texts of at most {base.max_positions} tokens (the model's positions)"
-        expect(longest <= (base.max_positions or longest), wanted, longest, "cut them")
-        ids = torch.tensor([list(text)], device=base.device)
-        prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
-        if not following.shape[1]:
+        longest = len(text) - prompt_length if target.is_encoder_decoder else len(text) - 1
+        wanted = f"texts of at most {target.max_positions} tokens (the model's positions)"
+        expect(longest <= (target.max_positions or longest), wanted, longest, "cut them")
+        prompt, following = list(text[:prompt_length]), list(text[prompt_length:])
+        if not following:
             continue
-        if base.is_encoder_decoder:
-            read = torch.cat([torch.full((1, 1), base.start_id, device=base.device), following[:, :-1]], dim=1)
-            logits = base.model(input_ids=prompt, attention_mask=torch.ones_like(prompt), decoder_input_ids=read).logits
+        if target.is_encoder_decoder:
+            start = TransformersModel.of(model).start_id
+            read = read_text(target, [start, *following[:-1]], range(len(following)), source=prompt)
         else:
-            logits = base.model(**base.text(ids[:, :-1])).logits[:, prompt_length - 1 :]
-        loss -= float(logits.float().log_softmax(dim=-1).gather(2, following[:, :, None]).double().sum())
-        count += following.shape[1]
+            read = read_text(target, list(text[:-1]), range(prompt_length - 1, len(text) - 1))
+        right = torch.tensor(following, device=read.logits.device)[:, None]
+        loss -= float(read.logits.float().log_softmax(dim=-1).gather(1, right).double().sum())
+        count += len(following)
     expect(count, "at least one token after a prompt")
     return math.exp(loss / count)
 

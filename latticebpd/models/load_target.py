@@ -16,6 +16,7 @@ from latticebpd.models.catalogue import GGUF_NAME, resolved
 from latticebpd.models.engine.engine_model import READ_ERRORS, EngineModel, file_hash, gguf_model
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
+from latticebpd.models.gguf.gguf_weights import GgufWeights
 from latticebpd.models.model_tokenizer import ModelTokenizer
 from latticebpd.models.target_model import TargetModel
 from latticebpd.models.weight_kinds import FLOAT32, GGUF, TORCH, WEIGHTS
@@ -130,20 +131,13 @@ def load_stock(name: Name, dtype: str | torch.dtype | None = None) -> PreTrained
 def tokenizer_for(target: TargetModel, name: Name) -> Any:
     """The tokenizer of a target that was loaded by a name: for a GGUF file on the engine one that loads no
     ``transformers``, else as ``transformers`` has it; ValueError if there is none that can be read."""
-    if target.weights == GGUF:
+    if isinstance(target, EngineModel) and isinstance(target.embeddings, GgufWeights):
         path = Path(resolved(name))
         try:
-            return ModelTokenizer.of_folder(path) if path.is_dir() else tokenizer_of_gguf(gguf_fields(path))
+            return ModelTokenizer.of_folder(path) if path.is_dir() else tokenizer_of_gguf(target.embeddings.file)
         except ValueError:
             pass  # transformers may read it
     return load_tokenizer(name)
-
-
-def gguf_fields(path: Path) -> Any:
-    """A GGUF file, opened."""
-    from latticebpd.models.gguf.gguf_file import GgufFile
-
-    return GgufFile.open(path)
 
 
 def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:

@@ -1,7 +1,7 @@
 """The target model: what decoding, drafting and measuring ask of it, whoever computes it.
 
 There are two kinds. `EngineModel` is a copy for the CPU engine, with arrays in and out; `TransformersModel` is a stock
-model of ``transformers`` on PyTorch, with tensors in and out. `latticebpd.load` decides once; neither becomes the other.
+model of ``transformers`` on PyTorch, with tensors in and out. `latticebpd.load` decides which, once.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ class TargetModel(Protocol):
         """Tokens of the longest text that it can read; None for no limit."""
 
     @property
+    def num_parameters(self) -> int: ...
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The fields of its generation config that are set."""
+
+    @property
     def eos_ids(self) -> list[int]:
         """The tokens that end its texts."""
 
@@ -77,4 +84,4 @@ def target_model(model: AnyModel) -> TargetModel:
         return model
     from latticebpd.models.transformers.transformers_model import TransformersModel
 
-    return TransformersModel.of(model)  # type: ignore[arg-type]
+    return TransformersModel.of(model)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fst
@@ -18,9 +19,12 @@ from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.lattices.values import as_numpy
 from latticebpd.loading import BUNDLED, Loaded
 from latticebpd.machine import machine_settings
 from latticebpd.models.catalogue import CATALOGUE
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.models.weight_kinds import EXACT
 from latticebpd.scoring.ngram import NgramScorer
@@ -86,7 +90,7 @@ def about(loaded: Loaded) -> str:
         training = "trained for 90 minutes on public-domain and openly licensed English text and code"
         return f"The bundled model is a toy: 6M parameters, {training}."
     title = CATALOGUE[loaded.name].title if loaded.name in CATALOGUE else loaded.name
-    millions = sum(parameter.numel() for parameter in loaded.base.parameters()) / 1e6
+    millions = loaded.target.num_parameters / 1e6
     heads = "no heads, so that all drafts are copies" if loaded.source is None else f"{loaded.source.num_slots} heads"
     return f"{title}: {millions:,.0f}M parameters, {heads}."
 
@@ -200,22 +204,22 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
     on_run: called with the system's name before each decode.
     """
     prompts = prompts_of(loaded)[: settings.num_prompts]
-    base = TransformersModel.of(loaded.model)
+    stock = _stock(loaded)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
     exact, generate_texts = True, 0
     generate_seconds, generate_tokens = 0.0, 0
-    _reference(loaded, prompts[0], 4)  # warms up, as the next line does
+    _reference(loaded, stock, prompts[0], 4)  # warms up, as the next line does
     for drafter in systems(loaded, [0], settings).values():
         loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
     begun, begun_processor = time.perf_counter(), time.thread_time()
     for prompt in prompts:
         on_run("generate()")
         started = time.perf_counter()
-        reference = _reference(loaded, prompt, settings.max_new_tokens)
+        reference = _reference(loaded, stock, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
         greedy = reference
-        written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
+        written = reference[0, 1 if stock.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
         for name, drafter in systems(loaded, written, settings).items():
             on_run(name)
@@ -223,9 +227,9 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
             out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
             results.setdefault(name, []).append(out)
-            greedy = out.sequences if name == "greedy" else greedy
-            exact &= torch.equal(out.sequences, greedy)
-        generate_texts += torch.equal(greedy, reference)
+            greedy = out.tokens if name == "greedy" else greedy
+            exact &= np.array_equal(out.tokens, greedy)
+        generate_texts += np.array_equal(greedy, reference)
     took = (time.perf_counter() - begun, time.thread_time() - begun_processor)
     oracle = [] if loaded.source is None else ["oracle"]
     every = [*system_names(loaded, replace(settings, every_system=True)), *oracle]
@@ -236,13 +240,18 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
     return Demo(_signature(loaded, len(prompts), settings), speed, exact, generate_texts, left_out, *took, summaries)
 
 
-def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
-    """What `generate()` writes."""
-    base = TransformersModel.of(loaded.model)
-    ids = torch.tensor([prompt.ids], device=base.device)
-    options: Any = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": base.pad_id or 0}
+def _stock(loaded: Loaded) -> TransformersModel:
+    """The model as ``transformers`` has it, whose ``generate()`` the demo compares with."""
+    target = load_stock(loaded.path) if isinstance(loaded.target, EngineModel) else loaded.target
+    return TransformersModel.of(target)
+
+
+def _reference(loaded: Loaded, stock: TransformersModel, prompt: DemoPrompt, max_new_tokens: int) -> np.ndarray:
+    """``[1, length]``: what `generate()` writes."""
+    ids = torch.tensor([prompt.ids], device=stock.device)
+    options: Any = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": stock.pad_id or 0}
     options |= {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
-    return base.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return as_numpy(stock.model.generate(ids, attention_mask=torch.ones_like(ids), **options))
 
 
 def _ngram_model(lm: Path) -> fst.NgramModel:
@@ -268,16 +277,16 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
         counted = _ngram_model(loaded.lm)
         lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
         lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in as_tuned(loaded.lm).tunings)
-    base = loaded.base
+    stock: Any = loaded.target
     return {
         "version": __version__,
         "model": loaded.name,
-        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "parameters": loaded.target.num_parameters,
         **lm,
         "prompts": prompts,
         "max_new_tokens": settings.max_new_tokens,
         "weights": loaded.weights,
-        "dtype": str(base.dtype).removeprefix("torch."),
-        "device": str(base.device),
+        "dtype": str(getattr(stock, "dtype", "float32")).removeprefix("torch."),
+        "device": str(getattr(stock, "device", "cpu")),
         **machine_settings(),
     }

@@ -29,7 +29,6 @@ from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.loading import Loaded
-from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.serving import schema
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
@@ -62,11 +61,15 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
     def __post_init__(self) -> None:
-        is_causal = not TransformersModel.of(self.loaded.model).is_encoder_decoder
-        expect(is_causal, "a causal language model to serve", "an encoder–decoder", of=self.name)
+        expect(
+            not self.loaded.target.is_encoder_decoder,
+            "a causal language model to serve",
+            "an encoder–decoder",
+            of=self.name,
+        )
         wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
         expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
-        self.stops = GenerationSettings(self.loaded.model).config.stop_strings or []
+        self.stops = list(GenerationSettings(self.loaded.target).stop_strings)
         self.scheduler = Scheduler(self.limits, self.metrics)
         self.created = int(time.time())
         self._preparing = threading.Lock()  # tokenizers are not safe to use from several threads at first
@@ -207,7 +210,7 @@ class Service:
         expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
         answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
         session = Session.begin(
-            self.loaded.model, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
+            self.loaded.target, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
             max_new_tokens=min(most, self.limits.max_tokens, room),
             stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
         )  # fmt: skip
@@ -219,7 +222,7 @@ class Service:
         temperature = self.temperature if asked.temperature is None else asked.temperature
         if not temperature:
             return EXACT
-        generator = torch.Generator(TransformersModel.of(self.loaded.model).device)
+        generator = torch.Generator(getattr(self.loaded.target, "device", "cpu"))
         if asked.seed is None:
             generator.seed()
         else:

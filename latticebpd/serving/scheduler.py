@@ -22,7 +22,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
 from latticebpd.serving.schema import RequestError
-from latticebpd.verification.engine_verifier import BLOCK, EngineVerifier
+from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
 
 log = logging.getLogger("uvicorn.error")
 
@@ -84,7 +84,7 @@ class Scheduler:
     """The thread and its queue."""
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
-        self.limits, self.metrics, self.block = limits, metrics, BLOCK
+        self.limits, self.metrics, self.block = limits, metrics, PREFILL_CHUNK
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._reading: Job | None = None

@@ -20,6 +20,7 @@ def verifier_of(
     """
     if isinstance(target, EngineModel):
         return EngineVerifier(target, layers)
+    from latticebpd.models.transformers.transformers_model import TransformersModel
     from latticebpd.verification.verifier_choice import verifier_for
 
-    return verifier_for(target, source, use_cache, layers)
+    return verifier_for(TransformersModel.of(target), source, use_cache, layers)

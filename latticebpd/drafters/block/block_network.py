@@ -39,7 +39,7 @@ from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
 from latticebpd.drafters.block.candidate_selector import CandidateSelector
 from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
-from latticebpd.models.target_model import AnyModel, target_model
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel, cache_argument
 
 
@@ -174,7 +174,7 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
     return BlockConfig(layers, block_size, mask_token_id, num_target_layers=own.num_hidden_layers, **parts)
 
 
-def _expect_decoder_only(base: TransformersModel, role: str) -> None:
+def _expect_decoder_only(base: TargetModel, role: str) -> None:
     wanted, remedy = f"a decoder-only {role} for a block drafter", "see `latticebpd train drafter`"
     expect(not base.is_encoder_decoder, wanted, "an encoder–decoder", remedy)
 

@@ -70,7 +70,8 @@ class HeadLattices:
         bigram: bool = True,
     ) -> None:
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)
-        self.heads, self.k, self.slots, self.bigram = _computed(heads), k, slots, bigram
+        self.heads: Any = _computed(heads)  # whose states are its own kind of arrays
+        self.k, self.slots, self.bigram = k, slots, bigram
         self.needs_layers = tuple(layer - 1 for layer in self.heads.layers)
         self.has_transitions = bool(bigram and k > 1 and self.heads.has_transitions)
         self.fingerprint, self.vocab_size = self.heads.fingerprint, self.heads.vocab_size
@@ -82,7 +83,7 @@ class HeadLattices:
 
     @property
     def weights(self) -> str:
-        return self.heads.weights
+        return str(self.heads.weights)
 
     def default_system(self, rescored: bool) -> str:
         return "copies+{n}-tree"
@@ -123,7 +124,7 @@ class HeadLattices:
 def _computed(heads: Any) -> EngineHeads | TorchHeads:
     """What computes the heads."""
     if not hasattr(heads, "heads"):  # a blockwise model's
-        return heads  # type: ignore[no-any-return]
+        return heads
     from latticebpd.drafters.heads.torch_heads import TorchHeads
 
     return TorchHeads(heads)

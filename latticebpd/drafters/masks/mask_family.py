@@ -95,7 +95,8 @@ class MaskLattices(NetworkSource):
         return "{n}-tree" if rescored else "vanilla"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.model, k, slots, self._target)
+        target = None if self._target is None else TransformersModel.of(self._target)
+        return type(self)(self.model, k, slots, target)
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return lattices_by_states(self._uncut_lattices, text, positions, self.num_slots, source)

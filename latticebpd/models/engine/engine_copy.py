@@ -69,11 +69,11 @@ def engine_copy(
             return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), quantized)
 
     compiled, stock = transformer(model, matrix_of, isa), TransformersModel(model)
-    inputs, outputs = (
-        each.weight.detach().numpy() for each in (model.get_input_embeddings(), model.get_output_embeddings())
-    )
+    layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
+    inputs, outputs = (each.weight.detach().numpy() for each in layers)
     digest = weights_fingerprint(model) if hash_weights is None else ""
     return EngineModel(
         weights, str(model.config.model_type), stock.vocab_size, stock.hidden_size, stock.num_layers,
-        stock.max_positions, stock.generation, FloatEmbeddings(inputs, outputs), lambda: compiled, hash_weights or (lambda: digest),
+        stock.num_parameters, stock.max_positions, stock.generation, FloatEmbeddings(inputs, outputs),
+        lambda: compiled, hash_weights or (lambda: digest),
     )  # fmt: skip

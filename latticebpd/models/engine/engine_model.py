@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class EngineModel:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    num_parameters: int
     max_positions: int | None
     generation: dict[str, Any]
     embeddings: Embeddings = field(repr=False)
@@ -119,9 +121,11 @@ def gguf_model(path: Path) -> EngineModel | None:
             return None
         shape = weights.file.tensors["token_embd.weight"].shape
         fields, kind = weights.file.fields, weights.architecture
+        parameters = sum(math.prod(tensor.shape) for tensor in weights.file.tensors.values())
         model = EngineModel(
-            GGUF, kind, shape[0], shape[1], int(fields[f"{kind}.block_count"]), fields.get(f"{kind}.context_length"),
-            generation, weights, lambda: transformer_of_weights(weights), lambda: file_hash([file]),
+            GGUF, kind, shape[0], shape[1], int(fields[f"{kind}.block_count"]), parameters,
+            fields.get(f"{kind}.context_length"), generation, weights,
+            lambda: transformer_of_weights(weights), lambda: file_hash([file]),
         )  # fmt: skip
         _ = model.eos_ids, model.pad_id  # which may be damaged
         return model

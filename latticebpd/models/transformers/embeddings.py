@@ -21,5 +21,5 @@ def shared_embeddings(target: TargetModel) -> tuple[Tensor, Projection]:
         layer = nn.Linear(target.hidden_size, target.vocab_size, bias=False, device="meta")
         layer.weight = nn.Parameter(torch.from_numpy(outputs), requires_grad=False)
         return torch.from_numpy(inputs), Projection(layer)
-    base: Any = TransformersModel.of(target)  # type: ignore[arg-type]
+    base: Any = TransformersModel.of(target)
     return base.model.get_input_embeddings().weight, base.projection

@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from latticebpd.checks import expect
 from latticebpd.lattices.values import check_layers, first_number, token_ids
+from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.weight_kinds import TORCH
 
@@ -140,13 +141,16 @@ class TransformersModel:
         self.model: Any = model
 
     @classmethod
-    def of(cls, model: Model) -> TransformersModel:
-        """The adapter of a stock model, or of the one inside a module around it; ValueError for anything else."""
+    def of(cls, model: object) -> TransformersModel:
+        """The adapter of a stock model, or of the one inside a module around it; ValueError for anything else, also for
+        a model on the engine."""
         if isinstance(model, TransformersModel):
             return model
         stock = model if isinstance(model, PreTrainedModel) else getattr(model, "base", model)
         if not isinstance(stock, nn.Module) or not hasattr(stock, "config"):
-            raise ValueError(f"expected a model of transformers or a BlockwiseLM, got {type(model).__name__}")
+            on_engine = "; load it with weights='torch'" if isinstance(model, EngineModel) else ""
+            got = f"{type(model).__name__}{on_engine}"
+            raise ValueError(f"expected a model of transformers or a BlockwiseLM, got {got}")
         return cls(stock)  # type: ignore[arg-type]
 
     @property
@@ -210,6 +214,10 @@ class TransformersModel:
         """Layers, of an encoder–decoder those of the decoder."""
         names = ["num_decoder_layers", "decoder_layers"] if self.is_encoder_decoder else []
         return first_number(self.config, *names, "num_hidden_layers") or 0
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def check_layers(self, layers: Sequence[int]) -> None:
         check_layers(layers, self.num_layers)

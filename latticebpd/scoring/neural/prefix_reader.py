@@ -130,6 +130,8 @@ class CachedReader:
     The cache holds the texts, as in ``TreeVerifier``, then the columns of the levels that have been grown.
     """
 
+    model: PreTrainedModel | EngineModel
+
     def __init__(self, model: PreTrainedModel, placement: Placement) -> None:
         self.model, self.placement = model, placement
         self.verifier: Any = None
@@ -207,6 +209,7 @@ class CachedReader:
         return self._outputs(verified, rows.tolist(), columns.tolist())
 
     def _begin_cache(self) -> None:
+        assert not isinstance(self.model, EngineModel)
         self.verifier = TreeVerifier(self.model, self.placement)
 
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
