@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,30 +21,24 @@ from typing import Any
 
 import jinja2
 import markupsafe
+from jinja2.exceptions import SecurityError
 
-from latticebpd.target import template_worker
-from latticebpd.models.template_worker import ANSWER, MAX_TEXT, cause, compiled
+from latticebpd.models.template_worker import cause, compiled
 
-KNOWN = frozenset(
-    {
-        "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",  # SmolLM2-135M-Instruct
-        "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",  # Qwen2.5(-Coder)-0.5B-Instruct
-        "d5495a1e5db0611132a97e46a65dbb64a642a499421228b9c8b93229097fa9a4",  # Qwen2.5-Coder-1.5B-Instruct
-    }
-)
-"""SHA-256 of templates that were read: their time and memory are linear in the conversation's."""
+KNOWN = {
+    "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",  # SmolLM2-135M-Instruct
+    "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",  # Qwen2.5-Coder-0.5B-Instruct
+    "d5495a1e5db0611132a97e46a65dbb64a642a499421228b9c8b93229097fa9a4",  # Qwen2.5-Coder-1.5B-Instruct
+}
+"""SHA-256 of templates that were read: their time and memory are linear in the conversation's length."""
 CPU_SECONDS = 2.0
 """Processor time of one rendering in the worker; a message takes about 20 microseconds."""
 SECONDS = 10.0
-"""Time of one rendering in the worker, its start included."""
+"""Time that the worker may take to read a request, and to answer it."""
 MEMORY = 512 << 20
 """Bytes of the worker's address space; it needs 25 MiB itself."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, which templates read by the first or the second."""
-_START = """import sys
-sys.path += sys.argv[3:]
-from template_worker import main
-main(float(sys.argv[1]), int(sys.argv[2]))"""
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -77,82 +72,56 @@ def _as_templates_read(message: Mapping[str, Any]) -> dict[str, Any]:
 class _Worker:
     """The process that renders: started when it is first needed, kept, and started again after its end.
 
-    It ends with this process, whose end closes its standard input.
+    It ends with this process, which has the other end of its standard input.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
-    def answer(self, request: bytes) -> tuple[bool, str]:
+    def answer(self, request: bytes) -> Any:
         """Whether a template was rendered, and its text or what it raised; SecurityError beyond a limit."""
         with self._lock:
-            if self.process is not None and self.process.poll() is not None:
+            if self.process is None or self.process.poll() is not None:
                 self.stop()
-            process = self.process = self.process or _started()
-            requests: Any = process.stdin
-            answers: Any = process.stdout
-            timer = threading.Timer(SECONDS, process.kill)
-            timer.daemon = True
+                self.process = self._started()
             try:
-                timer.start()
-                while request:
-                    request = request[requests.write(request) :]
-                accepted, length = ANSWER.unpack(_read(answers, ANSWER.size))
-                return accepted, _read(answers, length).decode("utf-8", "surrogatepass")
-            except (EOFError, BrokenPipeError):
+                self._socket.sendall(request)
+                with self._socket.makefile("rb") as answers:
+                    return json.loads(answers.readline())  # of nothing, a ValueError
+            except BaseException as error:  # such as Ctrl-C, before the answer
                 self.stop()
+                if not isinstance(error, OSError | ValueError):
+                    raise
                 limits = f"{CPU_SECONDS:g} s of processor time or {MEMORY >> 20} MiB of memory"
-                ended = f"its process ended with status {process.returncode}"
-                raise jinja2.exceptions.SecurityError(f"the template takes more than {limits} ({ended})") from None
-            except BaseException:  # such as Ctrl-C: the answer is still to come
-                self.stop()
-                raise
-            finally:
-                timer.cancel()
+                ended = f"its process ended with status {self.process.returncode}"
+                raise SecurityError(f"the template takes more than {limits} ({ended})") from None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Without the path of modules and almost without an environment, for a quick start."""
+        paths = [Path(__file__).parent, Path(jinja2.__file__).parents[1], Path(markupsafe.__file__).parents[1]]
+        code = f"import sys; sys.path += sys.argv[1:]; from template_worker import main; main({CPU_SECONDS}, {MEMORY})"
+        line = [sys.executable, "-I", "-S", "-c", code, *map(str, paths)]
+        kept = {name: os.environ[name] for name in os.environ.keys() & {"TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}}
+        self._socket, end = socket.socketpair()
+        self._socket.settimeout(SECONDS)
+        with end:
+            return subprocess.Popen(line, stdin=end.fileno(), stdout=end.fileno(), stderr=subprocess.DEVNULL, env=kept)
 
     def stop(self) -> None:
         if self.process is not None:
-            with self.process as process:  # closes its pipes and waits
-                process.kill()
-            self.process = None
+            self.process.kill()
+            self.process.wait()
+            self._socket.close()
 
     def forget(self) -> None:
         """In a forked process: leave the worker to the process that started it."""
         self._lock = threading.Lock()  # a thread that does not exist here may hold the other one
-        if self.process is not None:
-            pipes: Any = (self.process.stdin, self.process.stdout)
-            for pipe in pipes:
-                pipe.close()
-            self.process.returncode = 0  # not this process's to wait for
-            self.process = None
-
-
-def _started() -> subprocess.Popen[bytes]:
-    """Without a path of modules of its own and almost without an environment, for a quick start."""
-    packages = [Path(jinja2.__file__).parent, Path(markupsafe.__file__).parent]
-    paths = [Path(template_worker.__file__).parent, *(package.parent for package in packages)]
-    kept = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START, str(CPU_SECONDS), str(MEMORY), *map(str, paths)],
-        bufsize=0,  # a buffer has a lock, which a forked process might find taken
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={name: os.environ[name] for name in kept if name in os.environ},
-    )
-
-
-def _read(file: Any, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size <= MAX_TEXT and (part := file.read(min(size - len(data), 1 << 20))):
-        data += part
-    if len(data) < size:
-        raise EOFError
-    return bytes(data)
+        if self.process is not None and self.process.returncode is None:
+            self.process.returncode = 0
+            os.close(self._socket.detach())
 
 
 _worker = _Worker()
-atexit.register(lambda: _worker.stop())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _worker.forget())
+atexit.register(_worker.stop)
+os.register_at_fork(after_in_child=_worker.forget)

@@ -1,43 +1,33 @@
 """Renders chat templates: Jinja's immutable sandbox with the functions that ``transformers`` gives to templates.
 
-A process of its own renders templates that are not known: `chat_templates` starts it by `main` and ends it. It imports
-nothing but Jinja and the standard library, and takes only JSON values.
+`chat_templates` starts `main` in a process of its own, which imports only Jinja and the standard library.
 """
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
-import os
+import resource
 import signal
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
-from struct import Struct
 from typing import Any
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
+from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
-from jinja2.runtime import Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_TEXT = 1 << 25
-"""Bytes of a rendered text in UTF-8."""
-ANSWER = Struct("<?Q")
-"""What precedes each answer: whether it is the text, or why there is none; its bytes."""
-
-
-def cause(error: Exception) -> str:
-    """An error in one short line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+MAX_TEXT = 1 << 26
+"""Bytes of a rendered text as JSON."""
+_LATE = ("encodings.unicode_escape", "html", "jinja2.constants", "jinja2.debug", "pprint", "textwrap", "unicodedata")
+"""What Jinja imports when a template first needs it."""
 
 
 class _Generation(Extension):
@@ -47,46 +37,28 @@ class _Generation(Extension):
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller: Macro) -> str:
-        return caller()
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class _Dict:
     """``dict`` without its attributes."""
 
-    def __call__(self, *items: Any, **named: Any) -> dict[Any, Any]:
-        return dict(*items, **named)
-
-    def fromkeys(self, *items: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*items)
+    __call__: Any = staticmethod(dict)
+    fromkeys = staticmethod(dict.fromkeys)
 
 
 class _Namespace(Namespace):
     """Jinja's, without names that begin with an underscore."""
 
     def __init__(*args: Any, **named: Any) -> None:  # no name of its own, for namespace(self=...)
-        _check_names(dict(*args[1:], **named))
-        Namespace.__init__(*args, **named)
+        Namespace.__init__(args[0])
+        for name, value in dict(*args[1:], **named).items():
+            args[0][name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_names([name])
-        super().__setitem__(name, value)
-
-
-def _check_names(names: Iterable[Any]) -> None:
-    for name in names:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"the template stores {name!r} in a namespace")
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Raises where a template reads internals of Python, which Jinja takes for undefined."""
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        raise SecurityError(f"the template reads {attribute!r} of {type(obj).__name__}")
+        super().__setitem__(name, value)
 
 
 def _raise_exception(message: str) -> None:
@@ -102,64 +74,48 @@ def _tojson(
 
 @lru_cache(maxsize=8)
 def compiled(template: str) -> Template:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(),
-        "namespace": _Namespace,
-    }
-    return environment.from_string(template)
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    jinja.filters["tojson"] = _tojson
+    jinja.globals |= {"dict": _Dict(), "namespace": _Namespace, "raise_exception": _raise_exception}
+    jinja.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return jinja.from_string(template)
+
+
+def cause(error: Exception) -> str:
+    """An error in one short line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def main(cpu_seconds: float, memory: int) -> None:
-    """Answer requests, lines of JSON ``[template, variables]``, until standard input ends.
+    """Answer requests, lines of JSON ``[template, variables]`` -> ``[accepted, text or cause]``, until the input ends.
 
-    cpu_seconds: processor time of an answer.  memory: bytes of this process.  It ends where it would take more.
+    cpu_seconds: of an answer; more end the process, also within a call of C.  memory: bytes of address space.
     """
-    _restrict(memory)
+    for name in _LATE:
+        import_module(name)
+    datetime.now()  # reads the time zone
+    # From here on no file or socket can be opened.
+    for kind, value in (resource.RLIMIT_AS, memory), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_CORE, 0):
+        with suppress(ValueError, OSError):  # a lower limit stands; macOS may have none of memory
+            resource.setrlimit(kind, (value, value))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    gc.freeze()
     for line in sys.stdin.buffer:
-        _allow(cpu_seconds)
-        accepted, answer = _answer(line)
-        sys.stdout.buffer.write(ANSWER.pack(accepted, len(answer)) + answer)
-        sys.stdout.buffer.flush()
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        print(_answer(line), flush=True)
         gc.collect()  # contexts and macros refer to each other, and hold conversations
-        _allow(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _answer(line: bytes) -> tuple[bool, bytes]:
+def _answer(line: bytes) -> str:
     try:
         template, variables = json.loads(line)
-        text = compiled(template).render(variables).encode("utf-8", "surrogatepass")
-        if len(text) > MAX_TEXT:
-            raise SecurityError(f"the template writes more than {MAX_TEXT} bytes")
-        return True, text
-    except MemoryError:
-        os._exit(errno.ENOMEM)  # what remains of memory is uncertain
+        answer = json.dumps([True, compiled(template).render(variables)])
+        if len(answer) > MAX_TEXT:
+            raise SecurityError(f"the template writes more than {MAX_TEXT >> 20} MiB")
+        return answer
+    except MemoryError:  # what remains of memory is uncertain: end this process
+        raise
     except Exception as error:  # templates raise errors of any kind
-        return False, cause(error).encode("utf-8", "replace")
-
-
-def _restrict(memory: int) -> None:
-    """Limit memory, and open no file or socket from now on, where the system has such limits."""
-    for name in ("encodings.unicode_escape", "jinja2.constants", "jinja2.debug", "pprint", "textwrap", "unicodedata"):
-        import_module(name)  # Jinja, when it first needs them
-    datetime.now()  # reads the time zone
-    if sys.platform != "win32":
-        import resource
-
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        for kind, value in (resource.RLIMIT_AS, memory), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_CORE, 0):
-            hard = resource.getrlimit(kind)[1]
-            value = min(value, hard) if hard >= 0 else value
-            with suppress(ValueError, OSError):  # macOS refuses some limits of memory
-                resource.setrlimit(kind, (value, value))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
-    gc.freeze()
-
-
-def _allow(seconds: float) -> None:
-    """End this process after so much processor time, also within a call of C; 0 for no limit."""
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        return json.dumps([False, cause(error)])
