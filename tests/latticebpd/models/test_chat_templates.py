@@ -493,7 +493,8 @@ render("{{ 1 }}")
 pid = chat_templates._worker.process.pid
 thread = threading.Thread(target=lambda: print(render(sys.argv[1])))
 thread.start()
-time.sleep(0.2)
+while not chat_templates._worker._lock.locked():
+    time.sleep(0.01)
 child = os.fork()
 if not child:
     own = [render("{{ 2 }}"), chat_templates._worker.process.pid != pid]
@@ -503,7 +504,7 @@ print(os.waitpid(child, 0)[1])
 thread.join()
 print(render("{{ 3 }}"), chat_templates._worker.process.pid == pid)
 """
-    slow = "{% for i in range(60000) %}{% set x = i %}{% endfor %}" * 5 + "{{ 0 }}"
+    slow = "{% for i in range(99999) %}{% set x = i %}{% endfor %}" * 20 + "{{ 0 }}"
     with script(code, slow) as process:
         printed = process.communicate()[0].splitlines()
     assert sorted(printed) == ["0", "0", "3 True"]
