@@ -1,40 +1,42 @@
 """Chat templates: Jinja templates that write a conversation as a model was tuned on, rendered as by ``transformers``.
 
-Templates come with models and are untrusted: they run in Jinja's sandbox, cannot change their inputs, and end
-after a number of steps, and of characters written on the way.
+Templates come with models and are untrusted. Repeating a text or comparing nested lists can take any time and memory
+within one call of C, where no check in Python is reached. So a process of its own, `template_worker`, renders them; the
+operating system limits its memory and processor time. A few known templates are rendered in the process itself.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import json
-import re
+import os
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache, wraps
-from types import FrameType
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.compiler import CodeGenerator, Frame
+import jinja2
+import markupsafe
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Concat, Node
-from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
-MAX_STEPS = 500_000
-"""Lines of a compiled template, and calls, that one rendering may take; a message takes 20 to 100."""
-MAX_ITEMS = 1_000_000
-"""Of a sequence repeated by ``*``; the largest number that a function accepts."""
-MAX_TEXT = 1 << 25
-"""Characters that all texts and intermediate results of one rendering may have together."""
-MULTIPLYING = frozenset({"replace", "join", "translate", "expandtabs", "indent", "wordwrap", "tojson"})
-MULTIPLYING |= {"format", "format_map"}
-"""Functions whose result may be as long as the product of their arguments."""
+from latticebpd.models.template_worker import cause, compiled
+
+KNOWN = {
+    "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",  # SmolLM2-135M-Instruct
+    "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",  # Qwen2.5-Coder-0.5B-Instruct
+    "d5495a1e5db0611132a97e46a65dbb64a642a499421228b9c8b93229097fa9a4",  # Qwen2.5-Coder-1.5B-Instruct
+}
+"""SHA-256 of templates that were read: their time and memory are linear in the conversation's length."""
+CPU_SECONDS = 2.0
+"""Processor time of one rendering in the worker; a message takes about 20 microseconds."""
+SECONDS = 10.0
+"""Time that the worker may take to read a request, and to answer it."""
+MEMORY = 512 << 20
+"""Bytes of the worker's address space; it needs 25 MiB itself."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, which templates read by the first or the second."""
 
@@ -45,28 +47,20 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     messages: JSON objects with ``role`` and ``content``; values of None count as missing.
     variables: ``add_generation_prompt``, ``tools``, special tokens and whatever else the template reads; JSON values.
     """
-    steps, tracer = 0, sys.gettrace()
-
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps > MAX_STEPS:
-            raise SecurityError(f"the template takes more than {MAX_STEPS} steps")
-        return count if frame.f_code.co_filename == "<template>" else None
-
     try:
         if not messages:
-            raise TemplateError("it is empty")
-        compiled = _compiled(template)
-        _budget.left = MAX_TEXT
-        sys.settrace(count)
-        context = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
-        return compiled.render(messages=[_as_templates_read(message) for message in messages], **context)
+            raise jinja2.TemplateError("it is empty")
+        variables = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
+        variables["messages"] = [_as_templates_read(message) for message in messages]
+        if hashlib.sha256(template.encode("utf-8", "surrogatepass")).hexdigest() in KNOWN:
+            return compiled(template).render(variables)
+        accepted, text = _worker.answer(json.dumps([template, variables]).encode() + b"\n")
     except Exception as error:  # templates raise errors of any kind
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        raise ValueError(f"expected a conversation that the chat template accepts, got {cause}") from None
-    finally:
-        sys.settrace(tracer)
+        accepted, text = False, cause(error)
+    if not accepted:
+        wanted = "a conversation that the chat template accepts"
+        raise ValueError(f"expected {wanted}, got {text}; give the prompt as plain text")
+    return text
 
 
 def _as_templates_read(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,174 +69,59 @@ def _as_templates_read(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning[0], **present, REASONING[0]: reasoning[0]} if reasoning else present
 
 
-class _Generation(Extension):
-    """``{% generation %}`` around the model's turns, which marks what is learned in training; a scope, no more."""
+class _Worker:
+    """The process that renders: started when it is first needed, kept, and started again after its end.
 
-    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+    It ends with this process, which has the other end of its standard input.
+    """
 
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
-    def _content(self, caller: Macro) -> str:
-        return caller()
+    def answer(self, request: bytes) -> Any:
+        """Whether a template was rendered, and its text or what it raised; SecurityError beyond a limit."""
+        with self._lock:
+            if self.process is None or self.process.poll() is not None:
+                self.stop()
+                self.process = self._started()
+            try:
+                self._socket.sendall(request)
+                with self._socket.makefile("rb") as answers:
+                    return json.loads(answers.readline())  # of nothing, a ValueError
+            except BaseException as error:  # such as Ctrl-C, before the answer
+                self.stop()
+                if not isinstance(error, OSError | ValueError):
+                    raise
+                limits = f"{CPU_SECONDS:g} s of processor time or {MEMORY >> 20} MiB of memory"
+                ended = f"its process ended with status {self.process.returncode}"
+                raise SecurityError(f"the template takes more than {limits} ({ended})") from None
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Without the path of modules and almost without an environment, for a quick start."""
+        paths = [Path(__file__).parent, Path(jinja2.__file__).parents[1], Path(markupsafe.__file__).parents[1]]
+        code = f"import sys; sys.path += sys.argv[1:]; from template_worker import main; main({CPU_SECONDS}, {MEMORY})"
+        line = [sys.executable, "-I", "-S", "-c", code, *map(str, paths)]
+        kept = {name: os.environ[name] for name in os.environ.keys() & {"TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}}
+        self._socket, end = socket.socketpair()
+        self._socket.settimeout(SECONDS)
+        with end:
+            return subprocess.Popen(line, stdin=end.fileno(), stdout=end.fileno(), stderr=subprocess.DEVNULL, env=kept)
 
-class _Dict:
-    """``dict`` without its attributes."""
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self._socket.close()
 
-    def __call__(self, *items: Any, **named: Any) -> dict[Any, Any]:
-        return dict(*items, **named)
-
-    def fromkeys(self, *items: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*items)
-
-
-class _Namespace(Namespace):
-    """Jinja's, without names that begin with an underscore."""
-
-    def __init__(*args: Any, **named: Any) -> None:  # no name of its own, for namespace(self=...)
-        _check_names(dict(*args[1:], **named))
-        Namespace.__init__(*args, **named)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_names([name])
-        super().__setitem__(name, value)
-
-
-def _check_names(names: Iterable[Any]) -> None:
-    for name in names:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"the template stores {name!r} in a namespace")
-
-
-class _Budget(threading.local):
-    """Characters that this thread's rendering may still write."""
-
-    left = 0
-
-
-_budget = _Budget()
-
-
-def _spend(result: Any) -> Any:
-    """The result, paid for."""
-    _budget.left -= len(result) if isinstance(result, str | bytes | list | tuple) else 1
-    if _budget.left < 0:
-        raise SecurityError(f"the template writes more than {MAX_TEXT} characters")
-    return result
+    def forget(self) -> None:
+        """In a forked process: leave the worker to the process that started it."""
+        self._lock = threading.Lock()  # a thread that does not exist here may hold the other one
+        if self.process is not None and self.process.returncode is None:
+            self.process.returncode = 0
+            os.close(self._socket.detach())
 
 
-def _weight(value: Any) -> int:
-    """Characters and items of a value, at any depth."""
-    total, left = 0, [value]
-    while left:
-        each = left.pop()
-        total += len(each) if isinstance(each, str | bytes) else 1
-        if isinstance(each, dict | list | tuple):
-            left += [*each, *each.values()] if isinstance(each, dict) else each
-        if total + len(left) > MAX_TEXT:
-            raise SecurityError(f"the template writes more than {MAX_TEXT} characters")
-    return total
-
-
-def _check_call(name: str, arguments: Sequence[Any], *values: Any) -> None:
-    """Refuse what may make far more of its arguments, and of the value that it is a method or filter of."""
-    if any(isinstance(each, int) and abs(each) > MAX_ITEMS for each in arguments):
-        raise SecurityError(f"the template gives {name} a number above {MAX_ITEMS}")
-    if name in MULTIPLYING:
-        if name.startswith("format") and any(isinstance(each, str) and re.search(r"\d{7}", each) for each in values):
-            raise SecurityError(f"the template formats to a width above {MAX_ITEMS}")
-        length = 1
-        for each in (*arguments, *values):
-            length *= max(1, abs(each) if isinstance(each, int) else _weight(each))
-        if length > MAX_TEXT:
-            raise SecurityError(f"the template may write more than {MAX_TEXT} characters by {name}")
-
-
-def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that checks its arguments and pays for its result."""
-    first = 1 + hasattr(function, "jinja_pass_arg")
-
-    @wraps(function)
-    def checked(*arguments: Any, **named: Any) -> Any:
-        _check_call(name, [*arguments[first:], *named.values()], *arguments[first - 1 : first])
-        return _spend(function(*arguments, **named))
-
-    return checked
-
-
-class _Code(CodeGenerator):
-    """``~`` as a function of the environment."""
-
-    def visit_Concat(self, node: Concat, frame: Frame) -> None:  # noqa: N802  (as Jinja names it)
-        self.write("environment.concatenated((")
-        for each in node.nodes:
-            self.visit(each, frame)
-            self.write(", ")
-        self.write("))")
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses internals of Python, and what takes much time or memory in a single step."""
-
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
-    code_generator_class = _Code
-
-    def concatenated(self, parts: Sequence[Any]) -> str:
-        _weight(parts)
-        return str(_spend("".join(map(str, parts))))
-
-    def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        name, method = getattr(function, "__name__", ""), getattr(function, "__wrapped__", function)
-        owner = getattr(method, "__self__", None)
-        _check_call(name, [*arguments, *named.values()], *([owner] if isinstance(owner, str | bytes) else []))
-        return _spend(super().call(context, function, *arguments, **named))
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        raise SecurityError(f"the template reads {attribute!r} of {type(obj).__name__}")
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        length = sum(len(each) for each in (left, right) if isinstance(each, str | list | tuple))
-        limit = 1000 if operator == "**" else MAX_ITEMS // length if length else 2**1000
-        if operator[0] == "*" and any(isinstance(each, int) and abs(each) > limit for each in (left, right)):
-            raise SecurityError(f"the template computes more than {limit} by {operator}")
-        if operator == "%" and isinstance(left, str):
-            widths = (right if isinstance(right, tuple) else (right,)) if "*" in left else ()
-            _check_call("format", widths, left, right)
-        return _spend(super().call_binop(context, operator, left, right))
-
-
-def _written(value: Any) -> Any:
-    """What a template writes, paid for."""
-    _budget.left -= _weight(value) - 1
-    _spend(None)
-    return value
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Jinja's own would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Template:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_written
-    )
-    filters = environment.filters | {"tojson": _tojson}
-    environment.filters = {name: _filter(name, function) for name, function in filters.items()}
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(),
-        "namespace": _Namespace,
-    }
-    return environment.from_string(template)
+_worker = _Worker()
+atexit.register(_worker.stop)
+os.register_at_fork(after_in_child=_worker.forget)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.defaults import DEFAULT_FILTERS
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latticebpd.models.chat_templates import render_chat
+from latticebpd.models import chat_templates
+from latticebpd.models.chat_templates import KNOWN, render_chat
 from tests.helpers.tokenizers import letters
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -214,6 +227,20 @@ SMALL = [
 ]
 
 
+SMALL += [
+    "{% macro quoted(text, mark='\"') %}{{ mark ~ text ~ mark }}{{ caller() if caller }}{% endmacro %}"
+    "{{ quoted(messages[0].content) }}{% call quoted('a', mark=\"'\") %}b{% endcall %}{{ quoted.name }}",
+    "{% for key, value in {'b': 1, 'a': [2]} | dictsort %}{{ loop.revindex }}{{ key }}{{ value }}{% endfor %}",
+    "{% set text %}a{{ 1 }}\n{% endset %}{{ text | upper }}{{ text is string }}{{ '\\u00e9\\n' }}{{ -1 | abs }}",
+    "{% for m in messages if m.role == 'user' %}{{ m.content[:1] }}{{ loop.nextitem is none }}{% else %}-{% endfor %}",
+    "{{ '%s %5.2f' % ('a', 2) }}{{ '{:>5}|{}'.format('a', 'b') }}{{ 'a' in 'abc' }}{{ [1, 2] < [1, 3] }}{{ (1, 'a') }}",
+    "{{ {'a': {'b': None}}.a.items() | list }}{{ {'a': 1}.get('b', 2) }}{{ {'a': 1} == dict(a=1) }}{{ 1.0 }}{{ none }}",
+    "{{ lipsum is defined }}{{ cycler('a', 'b').next() }}{% set j = joiner() %}{{ j() }}{{ j() }}{{ range(3) | sum }}",
+    "{% filter upper %}a{{ messages | length }}{% endfilter %}{% with x = 3 %}{{ x }}{% endwith %}",
+    "{% raw %}{{ }}{% endraw %}{# no text #}{{ strftime_now('%%') }}{{ 'abc'[::-1] }}{{ [3, 1] | sort | join(', ') }}",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("template", SMALL)
 @pytest.mark.parametrize("chat", [2, 5, 6])
 def test_parts_of_the_language_mean_what_they_mean_in_transformers(template: str, chat: int) -> None:
@@ -222,10 +249,46 @@ def test_parts_of_the_language_mean_what_they_mean_in_transformers(template: str
     assert render_chat(template, CHATS[chat]) == expected
 
 
+@pytest.mark.parametrize("name", sorted(set(DEFAULT_FILTERS) - {"random"}))
+def test_filters_mean_what_they_mean_in_transformers(name: str) -> None:
+    """Also those that Jinja imports when it needs them, which the worker no longer could."""
+    for value in ("messages", "messages[0].content", "messages[0]", "7.5", "['b', 'a']"):
+        for call in (name, f"{name} | list", f"{name}(2)", f"{name}('role')"):
+            template = f"{{{{ {value} | {call} }}}}"
+            expected = reference(template, CHATS[2])
+            if expected is not None and " at 0x" not in expected:
+                assert render_chat(template, CHATS[2]) == expected, template
+
+
+def test_texts_and_variables_of_any_characters_are_kept() -> None:
+    text = "\ud800 \x00\u2028\U0001f600 é\r\n" + "日" * 100_000
+    assert render_chat("{{ messages[0].content }}{{ é }}\udc00", [{"content": text}], é=text) == text + text + "\udc00"
+
+
 def test_the_date_is_todays() -> None:
     assert render_chat("{{ strftime_now('%Y') }}", CHATS[0]) in (str(datetime.now().year), str(datetime.now().year - 1))
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__ }}",
+        "{{ '' | attr('__class__') }}{{ ''['__class__'] }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ dict.__call__ }}{{ dict.__self__ }}{{ dict.mro }}{{ dict.fromkeys.__self__ }}",
+        "{{ namespace.__init__ }}{{ self.__class__ }}{{ messages.append }}{{ cycler.__init__ }}",
+        "{{ '{0.__class__}'.format(1) }}",
+    ],
+)
+def test_internals_of_python_are_undefined(template: str) -> None:
+    assert reference(template, CHATS[0]) == ""
+    assert render_chat(template, CHATS[0]) == ""
+
+
+NESTED = (
+    "{% set n = namespace(a=[1], b=[1]) %}"
+    "{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+)
 HOSTILE = {
     "a vast range": "{% for i in range(10 ** 9) %}{% endfor %}",
     "ranges in ranges": (
@@ -234,18 +297,15 @@ HOSTILE = {
     ),
     "a filter over ranges": "{% for i in range(99999) %}{{ range(99999) | map('string') | list | length }}{% endfor %}",
     "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a class": "{{ ''.__class__ }}",
-    "a class by name": "{{ '' | attr('__class__') }}{{ ''['__class__'].__mro__ }}",
-    "a format of attributes": "{{ '{0.__class__}'.format(1) }}",
-    "a frame": "{{ raise_exception.__globals__ }}",
-    "globals of a global": "{{ dict.__call__.__globals__ }}",
+    "attributes of a class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a module of a global": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "a namespace's attribute": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
     "a namespace's name": "{{ namespace(__class__=1) }}",
     "a changed message": "{{ messages.append(1) }}",
     "a file": "{% include '/etc/passwd' %}",
     "a long text": "{{ 'a' * 10 ** 6 * 10 ** 6 }}",
-    "a long list": "{% set x = [0] * 999999 %}{{ x * 2 }}",
-    "a power": "{{ 10 ** 10 ** 10 }}",
+    "a long list": "{% set x = [0] * 999999 %}{{ x * 200 }}",
+    "a power": "{{ 10 ** (10 ** 10) }}",
     "squares": "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "doubled text": "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "added text": "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
@@ -267,15 +327,266 @@ HOSTILE = {
     "no template": "{% for",
     "deep brackets": "{{ " + "(" * 50_000 + " }}",
     "an error of lines": "{{ raise_exception('a\\nb\\n' * 999) }}",
+    "a long error": "{{ raise_exception('a' * 99999999) }}",
+    "a long text that is folded": "{{ 'a' * 99999999 }}",
+    "a width in a field": "{{ '{:>{w}}'.format('x', w='5000000000') | length }}",
+    "dicts in dicts": (
+        "{% set n = namespace(a=1) %}"
+        "{% for i in range(99999) %}{% set n.a = {'p': n.a, 'q': dict.fromkeys(range(99999))} %}{% endfor %}"
+    ),
+    "copied dicts": (
+        "{% set n = namespace(d=dict.fromkeys(range(99999)), a=[]) %}"
+        "{% for i in range(99999) %}{% set n.a = [n.a, n.d.copy()] %}{% endfor %}"
+    ),
+    "batches": (
+        "{% set n = namespace(a=[]) %}"
+        "{% for i in range(99999) %}{% set n.a = [n.a, [1] | batch(999999, 'x') | list] %}{% endfor %}"
+    ),
+    "wrapped text in a loop": (
+        "{% set x = 'ab ' * 99999 %}{% for i in range(99999) %}{{ x | wordwrap(1) | length }}{% endfor %}"
+    ),
+    "sums in a loop": "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    "a shared list that is written": NESTED + "{{ n.a }}",
+    "two shared lists that are compared": NESTED + "{{ 'x' if n.a == n.b }}",
+    "a shared list that is sought": NESTED + "{{ n.a in [n.b] }}",
+    "a shared list as a string": NESTED + "{{ n.a | string | length }}",
+    "a shared list in capitals": NESTED + "{{ n.a | upper | length }}",
+    "a shared list as JSON": NESTED + "{{ n.a | tojson | length }}",
+    "two shared lists that are sorted": NESTED + "{{ [n.a, n.b] | sort | length }}",
+    "a shared list as an attribute": NESTED + "{{ {'a': n.a} | xmlattr | length }}",
+    "a shared list that is printed": NESTED + "{{ n.a | pprint | length }}",
 }
 
 
+@pytest.fixture
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker with less time and memory."""
+    monkeypatch.setattr(chat_templates, "CPU_SECONDS", 0.4)
+    monkeypatch.setattr(chat_templates, "MEMORY", 256 << 20)
+    chat_templates._worker.stop()
+    yield
+    chat_templates._worker.stop()
+
+
+@pytest.mark.usefixtures("in_a_hurry")
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_templates_end_in_one_line(what: str) -> None:
     with pytest.raises(ValueError, match=r"^expected a conversation that the chat template accepts, got ") as error:
-        print(render_chat(HOSTILE[what], CHATS[0]))
+        print(len(render_chat(HOSTILE[what], CHATS[0])))
     assert len(str(error.value).splitlines()) == 1
     assert len(str(error.value)) < 600
+    assert render_chat("{{ messages[0].content }}", CHATS[1]) == "Be brief."
+
+
+ENDS = ["two shared lists that are compared", "dicts in dicts", "a width in a field", "wrapped text in a loop"]
+SCRIPT = """
+import resource, sys, time
+from pathlib import Path
+from latticebpd.models import chat_templates
+from latticebpd.models.chat_templates import render_chat
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+def render(template):
+    try:
+        return render_chat(template, [{"role": "user", "content": "Hi"}])
+    except ValueError as error:
+        return str(error)
+"""
+
+
+def script(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process that prints; in a group of its own, as of a terminal."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", SCRIPT + code, *arguments], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+
+
+def test_hostile_templates_end_within_the_limits_and_leave_this_process_its_memory() -> None:
+    code = """
+render("{{ 1 }}")
+before = peak()
+for template in sys.argv[1:]:
+    assert "more than 2 s of processor time or 512 MiB of memory" in render(template)
+chat_templates._worker.stop()
+children = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(peak() - before, children.ru_maxrss, children.ru_utime + children.ru_stime)
+"""
+    with script(code, *(HOSTILE[what] for what in ENDS)) as process:
+        grown, largest, seconds = map(float, process.communicate()[0].split())
+    assert grown < 4096  # KiB
+    assert largest < 512 << 10
+    assert seconds < 2.5 * len(ENDS)
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(condition: Any) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.03)
+    raise AssertionError("it does not come")
+
+
+def test_ctrl_c_ends_a_hostile_rendering() -> None:
+    code = """
+render("{{ 1 }}")
+print(chat_templates._worker.process.pid)
+try:
+    print(render(sys.argv[1]))
+except KeyboardInterrupt:
+    print(chat_templates._worker.process.poll(), render("{{ 1 + 1 }}"))
+"""
+    with script(code, HOSTILE["two shared lists that are compared"]) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        wait_for(lambda: busy(worker))
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate()[0] == "-9 2\n"
+    assert ended(worker)
+
+
+def busy(pid: int) -> bool:
+    """Whether a process has used a fifth of a second."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) > 0.2 * os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 }}", HOSTILE["two shared lists that are compared"]])
+def test_the_worker_ends_with_its_parent(template: str) -> None:
+    code = """
+render("{{ 1 }}")
+print(chat_templates._worker.process.pid)
+render(sys.argv[1])
+time.sleep(60)
+"""
+    with script(code, template) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        process.kill()
+    wait_for(lambda: ended(worker))
+
+
+def test_threads_share_a_worker() -> None:
+    def rendered(i: int) -> str:
+        return render_chat(f"{{{{ messages[0].content }}}} {i % 20}", [{"content": f"{i}" * 9999}])
+
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(rendered, range(400))) == [f"{i}" * 9999 + f" {i % 20}" for i in range(400)]
+    assert chat_templates._worker.process is process
+
+
+def test_a_forked_process_has_a_worker_of_its_own() -> None:
+    """Also while a thread of the parent is rendering."""
+    code = """
+import os, threading
+render("{{ 1 }}")
+pid = chat_templates._worker.process.pid
+thread = threading.Thread(target=lambda: print(render(sys.argv[1])))
+thread.start()
+while not chat_templates._worker._lock.locked():
+    time.sleep(0.01)
+child = os.fork()
+if not child:
+    own = [render("{{ 2 }}"), chat_templates._worker.process.pid != pid]
+    chat_templates._worker.stop()
+    os._exit(own != ["2", True])
+print(os.waitpid(child, 0)[1])
+thread.join()
+print(render("{{ 3 }}"), chat_templates._worker.process.pid == pid)
+"""
+    slow = "{% for i in range(99999) %}{% set x = i %}{% endfor %}" * 20 + "{{ 0 }}"
+    with script(code, slow) as process:
+        printed = process.communicate()[0].splitlines()
+    assert sorted(printed) == ["0", "0", "3 True"]
+
+
+def test_a_killed_worker_is_started_again() -> None:
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert render_chat("{{ 2 }}", CHATS[0]) == "2"
+    assert chat_templates._worker.process is not process
+
+
+def test_a_worker_that_is_killed_while_it_renders_is_an_error_of_one_line() -> None:
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    threading.Timer(0.2, process.kill).start()
+    with pytest.raises(ValueError, match="status -9"):
+        render_chat("{{ 2 }}", CHATS[0])
+    assert render_chat("{{ 3 }}", CHATS[0]) == "3"
+
+
+@pytest.mark.parametrize("length", [1, 10**7])  # the socket holds less
+def test_a_worker_that_does_not_answer_is_killed(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
+    chat_templates._worker.stop()
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ValueError, match="status -9"):
+        render_chat("{{ messages[0].content | length }}", [{"content": "a" * length}])
+    monkeypatch.undo()
+    assert render_chat("{{ 3 }}", CHATS[0]) == "3"
+
+
+def test_the_worker_imports_little_opens_nothing_and_knows_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATTICEBPD_API_KEY", "secret")
+    chat_templates._worker.stop()
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    assert process is not None
+    assert b"secret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) == 3
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (0, 0)
+    assert resource.prlimit(process.pid, resource.RLIMIT_AS) == (512 << 20, 512 << 20)
+    line: Any = process.args
+    line = [each.replace("main(", "print(*sys.modules) or (") for each in line]
+    modules = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+    assert "template_worker" in modules
+    assert not {"torch", "transformers", "numpy", "latticebpd", "fst", "subprocess"} & set(modules)
+
+
+KNOWN_TEMPLATES = sorted((Path(__file__).parent / "chat_templates").glob("*.jinja"))
+
+
+@pytest.mark.parametrize("path", KNOWN_TEMPLATES, ids=lambda path: path.stem)
+def test_known_templates_are_rendered_without_a_worker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "_worker", None)
+    template = path.read_text(encoding="utf-8")
+    for chat in CHATS:
+        for variables in VARIABLES:
+            expected = reference(template, chat, **variables)
+            if expected is not None:
+                assert render_chat(template, chat, **variables) == expected
+            else:
+                with pytest.raises(ValueError, match="got UndefinedError: "):
+                    render_chat(template, chat, **variables)
+
+
+def test_all_known_templates_are_tested() -> None:
+    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in KNOWN_TEMPLATES} == KNOWN
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"a", object()])
+def test_templates_get_json_values_only(value: Any) -> None:
+    with pytest.raises(ValueError, match="not JSON serializable; give the prompt as plain text"):
+        render_chat("{{ x }}", CHATS[0], x=value)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
