@@ -73,7 +73,6 @@ COMMANDS = {
         " --classes-csv {out}/classes.csv --widths-csv {out}/widths.csv"
     ),
     "profile": "profile --model model --lm lm.fst --columns 1,2 --context 4 --rounds 1 -o {out}/costs.json",
-    "spec-bench": "spec-bench questions.jsonl --model model --lm lm.fst --max-new-tokens 8 -o {out}/answers.jsonl",
     "lm train": "lm train ids.npy -o {out}/lm.fst --order 3 --memory 512M --threads 1",
     "lm interpolate": "lm interpolate lm.fst lm.fst --weight 0.5 -o {out}/mixed.arpa.gz",
     "lm fst2arpa": "lm fst2arpa lm.fst {out}/lm.arpa",
@@ -92,8 +91,6 @@ def made_inputs(folder: Path) -> None:
     lines = [" ".join(rng.choice(words, 12)) for _ in range(40)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:5]))
-    questions = [{"question_id": 1, "category": "qa", "turns": [lines[0]]}]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     turns = [{"role": "user", "content": "the city"}, {"role": "assistant", "content": "of the river"}]
     (folder / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 5)
     tokenizer = train_tokenizer(lines, vocab_size=300)
