@@ -65,7 +65,7 @@ COMMANDS = {
     "merge": "merge tally.json --tally {out}/again.json",
     "tune": "tune lattices --lm {out}/lm.fst --system 2-best --write",
     "calibrate": "calibrate lattices --lm {out}/lm.fst --plot {out}/weights.png",
-    "report": "report lattices --lm lm.fst --no-timings -o {out}/report",
+    "report": "report lattices --lm lm.fst -o {out}/report",
     "generate": "generate t1 --model model --max-new-tokens 8 --trace {out}/trace.html",
     "jacobi": "jacobi prompts.jsonl --source text --model model --limit 2 --max-new-tokens 8 --output {out}/t",
     "ddg": (
