@@ -214,15 +214,3 @@ def hidden(
             add_states(base, each, directory, options, mine, report)
         tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
-
-
-@app.command()
-def plot(directory: Path = typer.Argument(..., help="Directory of any training run, finished or not.")) -> None:
-    """Draw a run's losses, accuracies and block efficiency (training.png), and write its log as a table (training.csv).
-
-    Example: [bold]latticebpd train plot with-heads[/bold]
-    """
-    from lm_training.training.training_plots import CSV, PNG, write_plots
-
-    write_plots(directory)
-    err.print(f"{directory / PNG}, {directory / CSV}")
