@@ -30,7 +30,6 @@ from .drafters import LatticeDrafter as LatticeDrafter
 from .drafters import MixtureDrafter as MixtureDrafter
 from .drafters import NoDrafter as NoDrafter
 from .drafters import PathsDrafter as PathsDrafter
-from .drafters import PreviousOutputDrafter as PreviousOutputDrafter
 from .drafters import PromptNgramDrafter as PromptNgramDrafter
 from .drafters import State as State
 from .drafters import TreeDrafter as TreeDrafter

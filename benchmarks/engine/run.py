@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from benchmarks import common
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
-from latticebpd.measuring.spec_bench import Question, read_questions
+from latticebpd.measuring.questions import Question, read_questions
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
 

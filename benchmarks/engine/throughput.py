@@ -23,7 +23,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from benchmarks.common import grouped, named, options, read_csv, run, signature, table, write_csv
-from latticebpd.measuring.spec_bench import read_questions
+from latticebpd.measuring.questions import read_questions
 
 Row = dict[str, Any]
 

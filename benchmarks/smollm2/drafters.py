@@ -51,7 +51,7 @@ from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBes
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
-from latticebpd.measuring.spec_bench import read_questions
+from latticebpd.measuring.questions import read_questions
 from latticebpd.measuring.tuning import tune
 from latticebpd.models.catalogue import resolved
 from latticebpd.scoring.calibrated import CalibratedScorer

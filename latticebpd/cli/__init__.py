@@ -40,7 +40,6 @@ PANELS = {
         "profile": "latticebpd.cli.profile:profile",
         "report": "latticebpd.cli.report:report",
         "rescore": "latticebpd.cli.lattices:rescore",
-        "spec-bench": "latticebpd.cli.spec_bench:spec_bench",
         "merge": "latticebpd.cli.merge:merge",
         "ddg": "latticebpd.cli.ddg:ddg",
     },

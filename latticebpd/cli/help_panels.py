@@ -17,7 +17,6 @@ FIRST = {
     "oracle": "k heads model json plot",
     "compare": "lm system model json",
     "report": "output lm model title",
-    "spec-bench": "model system limit max_new_tokens json",
     "serve": "model host port api_key rows queue max_tokens",
     "jacobi": "model algorithm source target json",
     "ddg": "model output limit json",

@@ -53,7 +53,7 @@ def read_texts(
         pairs = Texts.load(path).items()
     elif (kind := _records_of(path)) is not None:
         if kind == "questions":
-            from latticebpd.measuring.spec_bench import read_questions
+            from latticebpd.measuring.questions import read_questions
 
             asked = (prompts.prompt(question.turns[:1]) for question in read_questions(path))
             pairs = ((ids, len(ids)) for ids in asked)

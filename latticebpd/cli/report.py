@@ -23,7 +23,7 @@ def report(
     lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories; NAME=PATH names one."),
     output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory of report.html."),
     lm: list[str] = typer.Option([], help="FST, ARPA or a neural rescorer's directory, or NAME=PATH; repeatable."),
-    model: Path | None = typer.Option(None, help="The lattices' model, for words, its shape, and decodes of texts."),
+    model: Path | None = typer.Option(None, help="The lattices' model, for words and decodes of texts."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words; the model's by default."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default stored, else tuned here."),
     tuning_examples: int = typer.Option(100, min=0, help="Texts to hold out for tuning, at most a quarter of all."),
@@ -37,13 +37,12 @@ def report(
     field: str = FIELD,
     by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
-    timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same bytes."),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
 ) -> None:
-    """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with
-    plots.
+    """Write a report: block efficiency, headroom, trade-offs, repetition and entropies, with plots.
 
-    One HTML file that needs no network, in light and dark; every table also as CSV, every plot as PNG.
+    One HTML file that needs no network, in light and dark; every table also as CSV, every plot as PNG. The same input
+    gives the same bytes.
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
@@ -55,7 +54,7 @@ def report(
     named = named_paths(lattices, lambda name: bool(name) and "/" not in name, wanted, remedy)
     datasets = [DataSet(name, (Path(path),)) for name, path in named.items()]
     models = named_models(lm)
-    options = Options(alpha, tuning_examples, seed, budget, step, timings, by=by)
+    options = Options(alpha, tuning_examples, seed, budget, step, by=by)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
         measurements = measure_all(
@@ -84,26 +83,19 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
 def _with_model(
     directory: Path, lattices: Path, measurements: Measurements, asked: Mapping[str, Any], ignore_beams: bool
 ) -> tuple[Any, ...]:
-    """What ``make_report`` takes of the model itself: its shape and, where the files hold texts, decodes of some and
-    their quality."""
+    """What ``make_report`` takes of the model itself where the files hold texts: decodes of some and their quality."""
     quiet_transformers()
     from latticebpd.lattices.shards import lattice_directory
     from latticebpd.loading import load
-    from latticebpd.measuring.examples import remaining_texts
-    from latticebpd.measuring.hardware_cost import ModelShape
 
     measured = measurements.sets[0]
     signature, models = measured.comparison.signature, measured.models or None
     loaded = load(directory, ignore_beams=ignore_beams)
-    if not lattice_directory(lattices).is_ours:
-        return (ModelShape.of(loaded.model),)
-    lengths = [prompt_length for _, (_, prompt_length) in remaining_texts([lattices], measured.fitted)]
-    shape = ModelShape.of(loaded.model, sum(lengths) / len(lengths))
-    if not asked["limit"]:
-        return (shape,)
+    if not (lattice_directory(lattices).is_ours and asked["limit"]):
+        return ()
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
     systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
     alpha = measurements.options.alpha
-    return shape, *decode_again(
+    return decode_again(
         loaded, signature.k, [lattices], measured.fitted, systems, models, alpha, signature.given_text, **asked
     )

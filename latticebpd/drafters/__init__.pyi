@@ -2,7 +2,6 @@
 
 from .block.block_family import BlockLattices as BlockLattices
 from .block.block_lattices import DrafterHeads as DrafterHeads
-from .copies.previous_output import PreviousOutputDrafter as PreviousOutputDrafter
 from .copies.prompt_lookup import PromptNgramDrafter as PromptNgramDrafter
 from .drafter import Drafter as Drafter
 from .drafter import NoDrafter as NoDrafter

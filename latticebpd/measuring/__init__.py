@@ -5,12 +5,10 @@ Every statistic is a function of arrays and returns a frozen dataclass of counts
 
 from latticebpd.measuring.comparison import Comparison, compare
 from latticebpd.measuring.entropy import entropy_bounds, h_max, head_entropy, regress
-from latticebpd.measuring.hardware_cost import Decoding, ModelShape, hardware_cost
-from latticebpd.measuring.latency import rescoring_latency
 from latticebpd.measuring.lattice_files import Shard, blocks
 from latticebpd.measuring.oracle_tally import OracleTally, lengths_of, ranks, tally
 
 __all__ = [
-    "Comparison", "Decoding", "ModelShape", "OracleTally", "Shard", "blocks", "compare", "entropy_bounds", "h_max",
-    "hardware_cost", "head_entropy", "lengths_of", "ranks", "regress", "rescoring_latency", "tally",
+    "Comparison", "OracleTally", "Shard", "blocks", "compare", "entropy_bounds", "h_max",
+    "head_entropy", "lengths_of", "ranks", "regress", "tally",
 ]  # fmt: skip

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from latticebpd._version import __version__
-from latticebpd.measuring.hardware_cost import ModelShape
 from latticebpd.measuring.model_decodes import Decoded
-from latticebpd.report import draft_sections, head_sections, machine_sections
+from latticebpd.report import draft_sections, head_sections
 from latticebpd.report.measurements import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
 from latticebpd.report.trace import TracedDecode, trace_page, write_trace
@@ -24,14 +23,12 @@ def make_report(
     measurements: Measurements,
     title: str = "Block drafts and what rescoring makes of them",
     word: Callable[[int], str] = str,
-    shape: ModelShape | None = None,
     decoded: Decoded | None = None,
     quality: Mapping[str, Sequence[float]] | None = None,
 ) -> Report:
     """Arrange measurements as a report.
 
     word: token id -> its text, for the drawing.
-    shape: the base model's, for its hardware cost.
     decoded: decodes by the model itself; quality: theirs, see ``latticebpd.measuring.model_decodes.qualities``.
     """
     first, model = measurements.sets[0], measurements.model
@@ -51,8 +48,6 @@ def make_report(
         head_sections.entropy(measurements),
         head_sections.weights(measurements),
         head_sections.example(measurements, word),
-        machine_sections.hardware(measurements, shape),
-        machine_sections.latency(measurements),
     )
     sizes = ", ".join(f"{each.name}: {each.comparison.num_lattices:,} lattices" for each in measurements.sets)
     tuned = [each for each in measurements.sets if each.num_excluded]

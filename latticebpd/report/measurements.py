@@ -20,7 +20,6 @@ from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.measuring.comparison import Comparison, compare, describe
 from latticebpd.measuring.entropy import HeadEntropy, head_entropy
 from latticebpd.measuring.examples import FittedRecord, exclude_examples, lattices_fingerprint
-from latticebpd.measuring.latency import Latency, rescoring_latency
 from latticebpd.measuring.lattice_files import blocks, text_numbers, with_progress
 from latticebpd.measuring.oracle_tally import OracleTally, tally
 from latticebpd.measuring.replay import outcome
@@ -66,7 +65,6 @@ class Options:
     seed: int = 0
     budget: int = 64
     step: int | None = None
-    latency: bool = True
     by: str | None = None
 
 
@@ -147,7 +145,6 @@ class Measurements:
     sets: tuple[Measured, ...]
     models: dict[str, str]
     example: Example
-    latency: Latency | None
     options: Options
 
     @property
@@ -189,11 +186,8 @@ def measure(
     vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
     sets = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
     first = next(exclude_examples(blocks(datasets[0].paths), sets[0].fitted))
-    scorer = as_scorer(sets[0].models[next(iter(ngrams))] if ngrams else None, options.alpha, "16-best")
-    assert isinstance(scorer, NgramScorer)
-    latency = rescoring_latency(first, scorer) if options.latency else None
     words = {name: describe(model) for name, model in models.items()}
-    return Measurements(sets, words, _example(first, sets[0], options), latency, options)
+    return Measurements(sets, words, _example(first, sets[0], options), options)
 
 
 def _measure_one(

@@ -44,14 +44,13 @@ def distill(
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
     """
     quiet_transformers()
-    from latticebpd.models.engine.engine import engine_for, engine_of
-
     from fst.files import save_array
     from latticebpd.console import positive_numbers
     from latticebpd.drafters import PromptNgramDrafter
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.catalogue import resolved
+    from latticebpd.models.engine.engine_copy import engine_for, engine_of
     from latticebpd.models.load_target import load_stock
     from latticebpd.models.transformers.transformers_model import TransformersModel
     from lm_training.cli.training_run import move, token_progress

@@ -190,11 +190,10 @@ def hidden(
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
     """
     quiet_transformers()
-    from latticebpd.models.engine.engine import engine_for
-
     from latticebpd.console import positive_numbers
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.models.catalogue import resolved
+    from latticebpd.models.engine.engine_copy import engine_for
     from latticebpd.models.load_target import load_stock
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
@@ -215,15 +214,3 @@ def hidden(
             add_states(base, each, directory, options, mine, report)
         tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
-
-
-@app.command()
-def plot(directory: Path = typer.Argument(..., help="Directory of any training run, finished or not.")) -> None:
-    """Draw a run's losses, accuracies and block efficiency (training.png), and write its log as a table (training.csv).
-
-    Example: [bold]latticebpd train plot with-heads[/bold]
-    """
-    from lm_training.training.training_plots import CSV, PNG, write_plots
-
-    write_plots(directory)
-    err.print(f"{directory / PNG}, {directory / CSV}")

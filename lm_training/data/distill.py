@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from latticebpd.models.engine.engine import engine_of
 from transformers import PreTrainedModel
 
 from fst.files import PathLike
@@ -34,6 +33,7 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
+from latticebpd.models.engine.engine_copy import engine_of
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.engine_verifier import BLOCK
@@ -226,7 +226,7 @@ def distill(
 ) -> None:
     """Fill ``directory`` with shards; existing ones are left unchanged.
 
-    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.models.engine.engine`): rows that end make
+    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.models.engine.engine_copy`): rows that end make
     room for the next prompts, those of the next shard included. Rounded weights write other texts: they are among the
     settings.
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from latticebpd.models.engine.engine import engine_of
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,6 +30,7 @@ from latticebpd.checks import expect
 from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
+from latticebpd.models.engine.engine_copy import engine_of
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.models.weight_kinds import EXACT

@@ -16,7 +16,6 @@ from latticebpd import (
     MixtureDrafter,
     NoDrafter,
     PathsDrafter,
-    PreviousOutputDrafter,
     PromptNgramDrafter,
     State,
     TreeDrafter,
@@ -47,7 +46,6 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "oracle": lambda heads, texts: oracle_drafter(heads, texts, k=6),
     "all right": lambda heads, texts: GoldDrafter(texts, 4),
     "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),
-    "an earlier output": lambda heads, texts: PreviousOutputDrafter([text[1:] for text in texts], block_size=5),
     "copies and tree": lambda heads, texts: MixtureDrafter(
         PromptNgramDrafter(), TreeDrafter(heads, LM, num_nodes=12, k=4), num_nodes=12
     ),

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads
-from latticebpd.models.engine.engine import make_engine, use_engine
+from latticebpd.models.engine.engine_copy import make_engine, use_engine
 from tests.helpers.tiny_families import VOCABULARY
 
 

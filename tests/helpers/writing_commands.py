@@ -55,7 +55,6 @@ COMMANDS = {
         "train translation train.jsonl --validation validation.jsonl -o {out}/run --shape small --vocab-size 300"
         f" --batch-tokens 200 {TRAINING}"
     ),
-    "train plot": "train plot {out}/heads",
     "lattices": "lattices --model model --prompts prompts.jsonl -o {out}/l.npz -k 4 --max-new-tokens 8",
     "lattices, shards": (
         "lattices --model model --prompts prompts.jsonl -o {out}/l -k 4 --max-new-tokens 8 --shard-size 2"
@@ -65,7 +64,7 @@ COMMANDS = {
     "merge": "merge tally.json --tally {out}/again.json",
     "tune": "tune lattices --lm {out}/lm.fst --system 2-best --write",
     "calibrate": "calibrate lattices --lm {out}/lm.fst --plot {out}/weights.png",
-    "report": "report lattices --lm lm.fst --no-timings -o {out}/report",
+    "report": "report lattices --lm lm.fst -o {out}/report",
     "generate": "generate t1 --model model --max-new-tokens 8 --trace {out}/trace.html",
     "jacobi": "jacobi prompts.jsonl --source text --model model --limit 2 --max-new-tokens 8 --output {out}/t",
     "ddg": (
@@ -73,7 +72,6 @@ COMMANDS = {
         " --classes-csv {out}/classes.csv --widths-csv {out}/widths.csv"
     ),
     "profile": "profile --model model --lm lm.fst --columns 1,2 --context 4 --rounds 1 -o {out}/costs.json",
-    "spec-bench": "spec-bench questions.jsonl --model model --lm lm.fst --max-new-tokens 8 -o {out}/answers.jsonl",
     "lm train": "lm train ids.npy -o {out}/lm.fst --order 3 --memory 512M --threads 1",
     "lm interpolate": "lm interpolate lm.fst lm.fst --weight 0.5 -o {out}/mixed.arpa.gz",
     "lm fst2arpa": "lm fst2arpa lm.fst {out}/lm.arpa",
@@ -81,7 +79,6 @@ COMMANDS = {
 }
 """By name; ``{out}`` is the folder that the command writes to, the inputs lie in the working directory."""
 BEGUN = {"train hidden": "written", "train hidden --whole": "written", "tune": "lm.fst", "calibrate": "lm.fst"}
-BEGUN["train plot"] = "heads"
 """Commands that write next to an input, and its name: it is copied to ``{out}``."""
 
 
@@ -92,8 +89,6 @@ def made_inputs(folder: Path) -> None:
     lines = [" ".join(rng.choice(words, 12)) for _ in range(40)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:5]))
-    questions = [{"question_id": 1, "category": "qa", "turns": [lines[0]]}]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     turns = [{"role": "user", "content": "the city"}, {"role": "assistant", "content": "of the river"}]
     (folder / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 5)
     tokenizer = train_tokenizer(lines, vocab_size=300)
@@ -113,11 +108,9 @@ def made_inputs(folder: Path) -> None:
         "lattices --model model --prompts prompts.jsonl -o lattices -k 4 --max-new-tokens 8 --shard-size 2",
         "oracle lattices --k 1,4 --tally tally.json",
         COMMANDS["train translation"].format(out="out"),
-        COMMANDS["train heads"].format(out="out2"),
     ):
         _succeed(line)
     (folder / "out/run").rename(folder / "translator")
-    (folder / "out2/run").rename(folder / "heads")
     shutil.copytree(folder / "written", folder / "whole")
     _succeed("train hidden whole --model model --whole --layers 1,2 --device cpu")
     pairs = list(read_pairs([folder / "train.jsonl"], "en", "de"))

@@ -17,13 +17,12 @@ class SuffixIndex:
     entries and a look-up at most ``max_length`` probes, however long the text is.
 
     max_length: longest match looked for, >= 1.
-    max_positions: positions remembered per n-gram, the latest ones; None for all.
+    max_positions: positions remembered per n-gram, the latest ones, >= 1.
     """
 
-    def __init__(self, max_length: int, max_positions: int | None = None) -> None:
+    def __init__(self, max_length: int, max_positions: int) -> None:
         expect(max_length >= 1, "a match of at least one token", f"max_length {max_length}")
-        fits = max_positions is None or max_positions >= 1
-        expect(fits, "at least one position per n-gram", f"max_positions {max_positions}")
+        expect(max_positions >= 1, "at least one position per n-gram", f"max_positions {max_positions}")
         self.max_length, self.max_positions = max_length, max_positions
         self.tokens: list[int] = []
         self._positions: dict[tuple[int, ...], list[int]] = {}
@@ -36,7 +35,7 @@ class SuffixIndex:
             for length in range(1, min(self.max_length, end) + 1):
                 positions = self._positions.setdefault(tuple(self.tokens[end - length : end]), [])
                 positions.append(end)
-                if self.max_positions is not None and len(positions) > self.max_positions:
+                if len(positions) > self.max_positions:
                     del positions[0]
 
     def matches(self, text: Sequence[int], min_length: int = 1) -> list[tuple[int, list[int]]]:

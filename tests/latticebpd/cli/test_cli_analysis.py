@@ -219,9 +219,7 @@ def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
         out = " ".join(run(command, tmp_path / "given")[1].split())
         assert "by a walk through the given text" in out
         assert "by decode" not in out
-    status, _, err = run(
-        "report", tmp_path / "given", "--model", model_directory, "--no-timings", "-o", tmp_path / "report"
-    )
+    status, _, err = run("report", tmp_path / "given", "--model", model_directory, "-o", tmp_path / "report")
     assert status == 0, err
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "verified against given texts, not what the model would write itself" in page
@@ -308,7 +306,6 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
         tmp_path / "own",
         "--model",
         model_directory,
-        "--no-timings",
         "-o",
         tmp_path / "report",
         "--decode-texts",
@@ -534,7 +531,7 @@ def test_decodes_of_a_report_end_with_the_chats_turn(
     assert 2 < len(own) < 12
     if not forced:
         assert list(text[length:]) == own
-    status, _, err = run("report", tmp_path / "d", "--model", directory, "--no-timings", "-o", tmp_path / "report")
+    status, _, err = run("report", tmp_path / "d", "--model", directory, "-o", tmp_path / "report")
     assert (status, "differ" in err) == (0, False), err
     with (tmp_path / "report" / "decoded.csv").open() as file:
         assert {float(row["tokens"]) for row in csv.DictReader(file)} == {len(own) - 1}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latticebpd.models.engine.engine import engine_for, engine_of, make_engine, use_engine
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -31,6 +30,7 @@ from transformers import (
 
 from latticebpd import DraftTree, generate, load
 from latticebpd.cpu import _engine
+from latticebpd.models.engine.engine_copy import engine_for, engine_of, make_engine, use_engine
 from latticebpd.models.engine.engine_families import objection
 from latticebpd.models.engine.gguf_engine import transformer_of_weights
 from latticebpd.models.gguf.gguf_checkpoints import load_gguf

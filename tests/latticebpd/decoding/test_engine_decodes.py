@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from latticebpd.models.engine.engine import make_engine
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from latticebpd import DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
 from latticebpd.drafters import drafter_named
 from latticebpd.drafters.bundled import load_prompts
 from latticebpd.lattices.drafts import ROOT
+from latticebpd.models.engine.engine_copy import make_engine
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier_choice import verifier_for

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from latticebpd.models.engine.engine import engine_for, engine_of
 from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 from latticebpd import Drafter, NoDrafter, drafter_named, generate, load
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_family import BlockLattices
 from latticebpd.loading import Loaded
+from latticebpd.models.engine.engine_copy import engine_for, engine_of
 from latticebpd.models.engine.engine_families import objection
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model

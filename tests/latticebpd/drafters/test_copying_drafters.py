@@ -1,5 +1,4 @@
-"""Drafters that copy (prompt n-grams, an earlier output, saved top-k): right text always, few calls where a copy is
-right."""
+"""Drafters that copy (prompt n-grams, saved top-k): right text always, few calls where a copy is right."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from latticebpd import BlockwiseLM, LatticeSet, TreeDrafter, generate
-from latticebpd.drafters import Drafter, MixtureDrafter, PreviousOutputDrafter, PromptNgramDrafter, State, load_top_k
+from latticebpd.drafters import MixtureDrafter, PromptNgramDrafter, State, load_top_k
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import Texts
@@ -62,7 +61,7 @@ def test_texts_of_rows_that_have_left_are_forgotten() -> None:
 def test_index_grown_in_pieces_finds_what_brute_force_finds(
     pieces: list[list[int]], text: list[int], max_length: int, data: st.DataObject
 ) -> None:
-    index = SuffixIndex(max_length)
+    index = SuffixIndex(max_length, 100)
     for piece in pieces:
         index.extend(piece)
     min_length = data.draw(st.integers(1, max_length))
@@ -144,58 +143,6 @@ def test_prompt_drafter_that_saw_the_text_grow_drafts_as_one_that_sees_it_whole(
     full = PromptNgramDrafter(max_matches=64).propose([state(text[:seen], 1)])
     assert trees[0].tokens.tolist() == full[0].tokens.tolist()
     assert trees[0].parents.tolist() == full[0].parents.tolist()
-
-
-def calls_along(drafter: Drafter, text: list[int]) -> int:
-    """Calls to write ``text`` when the base model would write just that: the loop without a model."""
-    tokens, calls = [0, text[0]], 0
-    while len(tokens) - 1 < len(text):
-        left = len(text) - (len(tokens) - 1)
-        tree = drafter.propose([state(list(tokens), 1, max_depth=left)])[0]
-        done = len(tokens) - 1
-        new = text[done : done + accept_length(tree, text[done:]) + 1]
-        tokens += new
-        drafter.observe([0], [new])
-        calls += 1
-    return calls
-
-
-DISTINCT = list(range(10, 50))
-
-
-@pytest.mark.parametrize(
-    ("change", "extra_calls"),
-    [
-        (DISTINCT, 0),
-        ([*DISTINCT[:14], 1, *DISTINCT[15:]], 1),  # replaced: the old text goes on at the same place
-        ([*DISTINCT[:14], 1, *DISTINCT[14:]], 2),  # inserted: one call until a known token follows
-        ([*DISTINCT[:14], *DISTINCT[15:]], 1),  # left out
-        ([*DISTINCT[:14], *DISTINCT[22:]], 1),
-        ([*DISTINCT[:14], 1, 2, 3, *DISTINCT[20:]], 4),
-    ],
-)
-def test_previous_output_is_followed_again_soon_after_an_edit(change: list[int], extra_calls: int) -> None:
-    block = 6
-    unedited = -(-(len(change) - 1) // (block + 1))
-    calls = calls_along(PreviousOutputDrafter(DISTINCT, block_size=block), change)
-    assert unedited <= calls <= unedited + extra_calls + 1
-
-
-def test_realignment_prefers_the_longest_match_and_then_the_nearest() -> None:
-    old = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2, 9, 9, 9]
-    drafter = PreviousOutputDrafter(old, block_size=3, num_nodes=3, max_positions=1)
-    drafter.propose([state([0, 1], 1)])
-    drafter.propose([state([0, 1, 2, 3, 4], 1)])
-    tree = drafter.propose([state([0, 1, 2, 3, 4, 0, 1, 2], 1)])[0]  # `1 2` stands at 0, 5 and 10; the reading was at 7
-    assert tree.tokens.tolist() == [6, 7, 8]
-
-
-def test_every_row_follows_its_own_output_and_a_row_without_one_is_named() -> None:
-    drafter = PreviousOutputDrafter([[1, 2, 3], [], [4, 5, 6]], block_size=2)
-    trees = drafter.propose([state([0, 1], 1, row=0), state([0, 9], 1, row=1), state([0, 4], 1, row=2)])
-    assert [tree.tokens.tolist() for tree in trees] == [[2, 3], [], [5, 6]]
-    with pytest.raises(ValueError, match=r"an earlier output for row 3 .*got 3"):
-        drafter.propose([state([0, 1], 1, row=3)])
 
 
 @pytest.fixture(scope="module")
@@ -298,20 +245,12 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
 
 
 def check_copying_drafters(data: st.DataObject) -> None:
-    """Batches of one to three prompts, left-padded; earlier outputs with random edits; lattices of half the text."""
+    """Batches of one to three prompts, left-padded; lattices of half the text."""
     seed = data.draw(st.integers(0, 3))
     stop = data.draw(st.sampled_from([None, 5, 11]))
     model = tiny_model(seed, eos_token_id=stop)
     prompts = data.draw(st.lists(st.lists(st.integers(1, 22), min_size=1, max_size=8), min_size=1, max_size=3))
     texts = [greedy(model, prompt, 20) for prompt in prompts]
-    edited = []
-    for text in texts:
-        edited.append(list(text))
-        for _ in range(data.draw(st.integers(0, 4))):
-            position = data.draw(st.integers(0, len(edited[-1])))
-            edited[-1][position : position + data.draw(st.integers(0, 2))] = data.draw(
-                st.lists(st.integers(0, 22), max_size=2)
-            )
     options = CollectOptions(k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))
     lattices, _ = collect(model, Texts.of_rows(prompts, [*map(len, prompts)]), options)
     copying = PromptNgramDrafter(max_ngram=data.draw(st.integers(1, 4)))
@@ -320,7 +259,6 @@ def check_copying_drafters(data: st.DataObject) -> None:
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     for drafter in (
         copying,
-        PreviousOutputDrafter(edited),
         saved_tree_drafter(lattices, trigram(), num_nodes=6),
         MixtureDrafter(
             copying,
@@ -355,11 +293,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         PromptNgramDrafter(block_size=0)
     with pytest.raises(ValueError, match="0 < keep < 1"):
         PromptNgramDrafter(keep=1.0)
-    with pytest.raises(ValueError, match="max_positions >= 1"):
-        PreviousOutputDrafter([1], max_positions=0)
-    with pytest.raises(ValueError, match="0 < keep < 1"):
-        PreviousOutputDrafter([1], keep=0.0)
     with pytest.raises(ValueError, match="match of at least one token"):
-        SuffixIndex(0)
+        SuffixIndex(0, 1)
     with pytest.raises(ValueError, match="at least one position"):
         SuffixIndex(2, 0)

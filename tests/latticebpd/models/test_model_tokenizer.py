@@ -165,7 +165,7 @@ def test_prompts_and_pieces_take_it_as_they_take_one_of_transformers(tmp_path: P
 @pytest.mark.parametrize("name", ["model_tokenizer", "gguf_tokenizer", "gguf_weights", "chat_templates"])
 def test_neither_torch_nor_transformers_is_imported(name: str) -> None:
     code = (
-        f"import sys, latticebpd.target.{name}; from latticebpd.models.model_tokenizer import ModelTokenizer; "
+        f"import sys, latticebpd.models.gguf.{name}; from latticebpd.models.model_tokenizer import ModelTokenizer; "
         f"ModelTokenizer.of_folder({str(MODEL)!r})('the city'); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

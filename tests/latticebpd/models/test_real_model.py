@@ -11,10 +11,7 @@ import pytest
 from latticebpd import generate, load
 from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.measuring.spec_bench import Question, forward_func, run
-from latticebpd.models.catalogue import get_model, model_folder, resolved
-from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.load_target import load_model, load_tokenizer
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.report.demo_table import REAL, about, run_demo
 from tests.helpers.blockwise_models import greedy
 
@@ -59,11 +56,14 @@ def test_conversations_are_written_as_the_model_has_seen_them(chat: ChatTemplate
 
 
 def test_a_second_turn_is_answered_as_greedily_as_the_first(smollm2: BlockwiseLM, chat: ChatTemplate) -> None:
-    question = Question(1, "writing", ["Name one colour of the rainbow.", "Name another one."])
-    output = run([question], smollm2, chat, forward_func, 16, drafter=PromptNgramDrafter())
-    assert output.differing == 0
-    assert len(output.answers[0].turns) == 2
-    assert all(output.answers[0].turns)
+    turns = list[str]()
+    for question in ("Name one colour of the rainbow.", "Name another one."):
+        prompt = chat.prompt([*turns, question])
+        out = generate(smollm2, prompt, PromptNgramDrafter(), max_new_tokens=16, eos_token_id=chat.eos_ids)
+        written = out.sequences[0, len(prompt) :].tolist()
+        assert written == greedy(smollm2, prompt, 16)
+        turns += [question, chat.text(written)]
+    assert all(turns)
 
 
 def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:

@@ -43,7 +43,7 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = measure(
         [DataSet("tiny", (directory / "d",))],
         {"3-gram": as_scorer(trigram())},
-        Options(latency=False, tuning_examples=2),
+        Options(tuning_examples=2),
     )
     make_report(measured, word=lambda token: f"word {token}").write(directory)
     drafter = TreeDrafter(model, trigram(), num_nodes=24, k=5)

@@ -19,29 +19,23 @@ import fst
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring import blocks, compare, latency, rescoring_latency, tally
+from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import CollectOptions, collect_shards
 from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
-from latticebpd.measuring.hardware_cost import ModelShape
-from latticebpd.measuring.latency import _shaped
-from latticebpd.report import DataSet, Measurements, Options, machine_sections, make_report, measure
+from latticebpd.report import DataSet, Measurements, Options, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measurements import NODES, PATHS
 from latticebpd.report.theme import COLOURS, css_colours
 from latticebpd.scoring.calibration import calibration_path
-from latticebpd.scoring.neural import NeuralRescorer
-from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import Tuned, as_scorer, rescore
+from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
-from tests.helpers.lattices import top_arcs
 from tests.helpers.pages import check_page
-from tests.helpers.tiny_families import tiny
 from tests.helpers.trigrams import trigram
 
 MODELS = {"3-gram": as_scorer(trigram()), "other": as_scorer(trigram())}
-OPTIONS = Options(latency=False, tuning_examples=2)
+OPTIONS = Options(tuning_examples=2)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +244,6 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
         f"3-gram={lm}",
         "--model",
         tmp_path / "model",
-        "--no-timings",
         "--decode-texts",
         1,
     )
@@ -288,40 +281,6 @@ def test_bad_requests_are_named(lattices: Path, tmp_path: Path) -> None:
         measure([DataSet("tiny", (lattices,))], {}, replace(OPTIONS, step=100_000))
 
 
-def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"P": (1, 2), "SLOTS": (2, 4, 6), "WIDTHS": (2, 4, 8), "COUNT": 5, "REPEATS": 2}
-    for name, value in sizes.items():
-        monkeypatch.setattr(latency, name, value)
-    ticks = iter(range(10**6))
-    block = next(blocks([lattices]))
-    medians = rescoring_latency(block, NgramScorer(trigram()), clock=lambda: next(ticks))
-    assert medians.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
-    assert np.isnan(medians.by_shape[:, 2]).all()  # there are no 8 arcs
-    assert (medians.by_shape[:, :2] == 1000).all()
-    with pytest.raises(ValueError, match="at least one lattice"):
-        rescoring_latency(block.take(np.zeros(0, int)), NgramScorer(None))
-
-
-def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> None:
-    rng = np.random.default_rng(0)
-    tokens = np.stack([np.stack([rng.permutation(9)[:4] for _ in range(3)]) for _ in range(4)]).astype(np.int32)
-    transitions = rng.normal(0, 2, (4, 2, 4, 4)).astype(np.float32)
-    lattices = LatticeSet(
-        tokens,
-        rng.normal(-2, 1, tokens.shape).astype(np.float32),
-        tokens[:, :, 0],
-        tokens[:, 0],
-        transitions=transitions,
-    )
-    joined = _shaped(lattices, 5, 2, 2)
-    for row in range(2):
-        parts = [top_arcs(lattices[2 * row], 2), top_arcs(lattices[2 * row + 1], 2).first_slots(2)]
-        best = rescore(joined[row], None, p=1)
-        apart = [rescore(part, None, p=1) for part in parts]
-        assert best.tokens[0].tolist() == [token for draft in apart for token in draft.tokens[0].tolist()]
-        assert best.scores[0] == pytest.approx(sum(float(draft.scores[0]) for draft in apart))
-
-
 def test_tables_show_dashes_for_what_is_not_known() -> None:
     table = Table("t", "caption", (Column("a"), Column("b", form=decimals(2))), ((None, float("nan")), ("x", 1234.5)))
     assert [[cell.value for cell in row] for row in table.shown()] == [["–", "–"], ["x", "1,234.50"]]
@@ -334,7 +293,7 @@ def test_command_writes_a_report_with_decodes_of_the_model(
     model.save_pretrained(tmp_path / "model")
     trigram().save(tmp_path / "lm.fst")
     arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={tmp_path / 'lm.fst'}", "--model", tmp_path / "model")
-    status, _, err = run(*arguments, "-o", tmp_path / "out", "--no-timings", "--decode-texts", 1)
+    status, _, err = run(*arguments, "-o", tmp_path / "out", "--decode-texts", 1)
     assert status == 0, err
     assert "report.html:written" in "".join(err.split())  # the console may break the line anywhere in a long path
     decodes = {row["system"]: row for row in rows_of(tmp_path / "out" / "decoded.csv")}
@@ -347,14 +306,12 @@ def test_command_writes_a_report_with_decodes_of_the_model(
         "oracle",
     }
     assert {row["other texts"] for row in decodes.values()} == {"0"}
-    assert (tmp_path / "out" / "hardware-model.csv").exists()
-    assert not (tmp_path / "out" / "latency-paths.csv").exists()
     examples = (0, 1, 2, 3, 4, 6, 7)
     store_tunings(
         tmp_path / "lm.fst",
         [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", examples, 0, lattices_fingerprint([lattices]))],
     )
-    assert run(*arguments, "-o", tmp_path / "one", "--no-timings", "--decode-texts", 8)[0] == 0
+    assert run(*arguments, "-o", tmp_path / "one", "--decode-texts", 8)[0] == 0
     (summary,) = rows_of(tmp_path / "one" / "summary.csv")
     for row in rows_of(tmp_path / "one" / "decoded.csv"):  # of the one text that no weight was tuned on
         assert (row["tokens"], row["other texts"], summary["texts"]) == ("15", "0", "1")
@@ -388,19 +345,3 @@ def test_a_full_disk_leaves_the_report_that_was_there(
     )
     assert old == first
     assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_the_hardware_cost_of_a_models_own_neural_rescorer_is_in_the_table(lattices: Path, model: BlockwiseLM) -> None:
-    small = NeuralRescorer(tiny("gpt2"))
-    measured = measure([DataSet("tiny", (lattices,))], {"small": small}, replace(OPTIONS, tuning_examples=0))
-    section = machine_sections.hardware(measured, ModelShape.of(model))
-    table = next(item for item in section.items if item.name == "hardware-model")
-    parameters = dict(zip((column.title for column in table.columns), table.rows[0], strict=True))
-    own = 4 * sum(parameter.numel() for parameter in (*model.base.parameters(), *model.heads.parameters()))
-    rescorers = 4 * sum(parameter.numel() for parameter in small.model.parameters())
-    efficiency = measured.sets[0].efficiency
-    assert parameters["1-best, small"] == pytest.approx(
-        (own + 4 * rescorers) / efficiency["1-best"] / 1e6
-    )  # once for each of 4 slots
-    assert parameters["vanilla"] == pytest.approx(own / efficiency["vanilla"] / 1e6)
-    assert "32 bits a number" in table.caption

@@ -54,7 +54,7 @@ def model_file(folder: Path, kind: str) -> Path:
 def test_commands_refuse_models_of_another_vocabulary(
     command: str, kind: str, message: str | None, lattices: Path, tmp_path: Path, run: Run
 ) -> None:
-    options = ("-o", tmp_path / "report", "--no-timings") if command == "report" else ()
+    options = ("-o", tmp_path / "report") if command == "report" else ()
     status, _, err = run(command, lattices, "--lm", model_file(tmp_path, kind), *options)
     assert status == (2 if message else 0), err
     assert message is None or message in " ".join(err.split())

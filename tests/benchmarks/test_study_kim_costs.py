@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.study import kim_costs
+from benchmarks.study.kim_costs import PAPER_DECODINGS, Decoding, ModelShape, hardware_cost
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
-from latticebpd.measuring import Decoding, ModelShape, hardware_cost
-from latticebpd.measuring.hardware_cost import PAPER_DECODINGS
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.markdown_tables import markdown_tables
 from tests.helpers.tiny_families import tiny
 
 TABLE_11 = """
@@ -118,3 +121,34 @@ def test_bad_requests_are_named() -> None:
         hardware_cost(decodings=[Decoding("slow", 0.5, 0)])
     with pytest.raises(ValueError, match="expected layers > 0, got 0"):
         ModelShape(1, 0, 1, 1, 1)
+
+
+def tables_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> list[list[list[str]]]:
+    monkeypatch.setattr("sys.argv", ["kim_costs", *map(str, arguments)])
+    kim_costs.main()
+    return list(markdown_tables(capsys.readouterr().out))
+
+
+def test_the_program_prints_the_papers_table_by_both_accounts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper, corrected = tables_of(monkeypatch, capsys)
+    assert [row[1:] for row in paper[1:]] == [line.split() for line in TABLE_11.split("\n") if line]
+    assert [row[0] for row in corrected] == [row[0] for row in paper]
+    assert corrected[-1] != paper[-1]
+
+
+def test_the_program_prints_the_costs_of_systems_that_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "model")
+    system = {"system": "16-best", "block_efficiency": 2.5, "verified_tokens": 40}
+    (tmp_path / "compared.json").write_text(json.dumps({"systems": [system]}))
+    arguments = ("--model", tmp_path / "model", "--compared", tmp_path / "compared.json")
+    ((head, read, *_),) = tables_of(monkeypatch, capsys, *arguments)
+    assert head == ["per decoded token", "autoregressive", "16-best"]
+    numbers = [sum(parameter.numel() for parameter in part.parameters()) for part in (model.base, model.heads)]
+    assert read == ["parameters read (MB)", f"{4 * numbers[0] / 1e6:.3f}", f"{4 * sum(numbers) / 2.5 / 1e6:.3f}"]

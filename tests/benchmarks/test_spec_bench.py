@@ -1,10 +1,9 @@
-"""Spec-Bench: its calling convention, its files, its arithmetic, and the command on three questions written here."""
+"""Spec-Bench: its calling convention, its files, its arithmetic, and the program on three questions written here."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,10 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
+from benchmarks import spec_bench
+from benchmarks.spec_bench import Answer, Run, forward_func, stock_forward_func, write_answers
 from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter, load
-from latticebpd.drafters.bundled import MODEL
-from latticebpd.measuring import spec_bench
-from latticebpd.measuring.spec_bench import (
-    Answer,
-    Question,
-    Run,
-    baseline_of,
-    forward_func,
-    read_questions,
-    write_answers,
-)
-from latticebpd.models.chat import PlainText
-from latticebpd.models.load_target import load_tokenizer
+from latticebpd.measuring.questions import Question, read_questions
 from tests.helpers.blockwise_models import greedy
 
 QUESTIONS = [
@@ -62,7 +51,7 @@ def test_forward_func_keeps_the_benchmarks_contract(model: BlockwiseLM) -> None:
     assert new_token == 20
     assert step == len(accept_lengths) == 4  # five tokens a call; the first reads the prompt and a draft together
     assert sum(accept_lengths) == new_token
-    base_ids, base_new, base_step, base_lengths = baseline_of(model)(inputs(prompt), model, None, 20)
+    base_ids, base_new, base_step, base_lengths = stock_forward_func(inputs(prompt), model, None, 20)
     assert base_ids.tolist() == output_ids.tolist()
     assert (base_new, base_step, base_lengths) == (20, 19, [1] * 19)
 
@@ -115,24 +104,33 @@ def test_results_average_questions_for_speed_and_calls_for_acceptance() -> None:
     assert overall.speedup == pytest.approx(20.0 / (25 / 3))
 
 
-def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt() -> None:
-    bundle = load()
-    prompts: list[list[int]] = []
+@pytest.mark.parametrize(("weights", "baseline"), [("torch", "generate()"), ("float32", "NoDrafter")])
+def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt(
+    weights: str, baseline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, asked = load(weights=weights), list[tuple[str, list[int]]]()
 
-    def recording(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        prompts.append(inputs.input_ids[0].tolist())
-        return forward_func(inputs, *args, **kwargs)
+    def record(name: str) -> None:
+        forward = getattr(spec_bench, name)
 
-    asked = [Question(**{key: question[key] for key in ("question_id", "category", "turns")}) for question in QUESTIONS]
-    result = spec_bench.run(
-        asked, bundle.model, PlainText(load_tokenizer(MODEL)), recording, 8, drafter=VanillaDrafter(bundle.model)
-    )
-    warm_ups = 3 * 2  # the first question has two turns
-    first, second, *others = prompts[warm_ups:]
-    assert bundle.tokenizer.decode(first) == "Describe the city.\n\n"
-    assert (
-        bundle.tokenizer.decode(second) == f"Describe the city.\n\n{result.answers[0].turns[0]}\n\nNow in one line.\n\n"
-    )
+        def recording(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            method = type(kwargs["drafter"]).__name__ if "drafter" in kwargs else "generate()"
+            asked.append((method, inputs.input_ids[0].tolist()))
+            return forward(inputs, *args, **kwargs)
+
+        monkeypatch.setattr(spec_bench, name, recording)
+
+    record("forward_func")
+    record("stock_forward_func")
+    questions = [Question(*(question[key] for key in ("question_id", "category", "turns"))) for question in QUESTIONS]
+    result = spec_bench.run(loaded, questions, VanillaDrafter(loaded.model), 8)
+    methods, prompts = zip(*asked[3 * 2 * 2 :], strict=True)  # after warm-ups on the first question, of two turns
+    drafting = "VanillaDrafter"
+    assert methods == (baseline, baseline, drafting, drafting, baseline, drafting, baseline, drafting)
+    first, second, *others = prompts[:2] + prompts[4::2]
+    assert loaded.decode(first) == "Describe the city.\n\n"
+    answered = result.answers[0].turns[0]
+    assert loaded.decode(second) == f"Describe the city.\n\n{answered}\n\nNow in one line.\n\n"
     assert len(others) == 2
     assert len(others[1]) == 1024 - 8  # too long a prompt: its end, with room for the answer
     assert result.cut == 1
@@ -162,48 +160,33 @@ def test_answer_files_have_the_benchmarks_layout(tmp_path: Path, model: Blockwis
     ]
 
 
-def test_command_prints_every_task_and_writes_the_answers(
-    run: Callable[..., tuple[int, str, str]], questions: Path, tmp_path: Path
+def program(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr("sys.argv", ["spec_bench", *map(str, arguments)])
+    spec_bench.common.run(spec_bench.main)
+
+
+def test_the_program_prints_every_task_and_writes_the_answers(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "answers.jsonl"
-    status, out, _ = run(
-        "spec-bench", questions, "--limit", 1, "--max-new-tokens", 6, "-s", "copies+4-tree", "-o", output, "--json"
-    )
-    assert status == 0
-    record = json.loads(out)
-    assert [task["task"] for task in record["tasks"]] == ["mt_bench", "translation", "summarization", "overall"]
-    assert record["differing_answers"] == 0
-    assert record["cut_prompts"] == 1
-    assert len(output.read_text().splitlines()) == 3
-    status, out, _ = run(
-        "spec-bench", questions, "--limit", 1, "--max-new-tokens", 4, "--system", "16-best", "--model", MODEL
-    )
-    assert status == 0
-    assert "summarization" in out
-    assert "overall" in out
+    output, few = tmp_path / "answers.jsonl", ("--limit", 1, "--max-new-tokens", 6)
+    program(monkeypatch, questions, *few, "--system", "copies+4-tree", "-o", output)
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")]
+    assert [row[0].strip("| ") for row in rows[2:]] == ["mt_bench", "translation", "summarization", "overall"]
+    assert "\nPrompts that lost their beginning: 1; answers unlike greedy decoding's: 0\n" in printed
+    answers = [json.loads(line)["choices"][0] for line in output.read_text().splitlines()]
+    lengths = [length for each in answers for length in each["accept_lengths"]]
+    assert math.isclose(float(rows[-1][2]), sum(lengths) / len(lengths), abs_tol=0.005)
 
 
-def test_command_refuses_bad_questions_in_one_line(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_program_refuses_bad_questions_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "q.jsonl").write_text("no json\n")
-    status, out, err = run("spec-bench", tmp_path / "q.jsonl")
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "q.jsonl, line 1: expected an object" in err
-    assert run("spec-bench", tmp_path / "none.jsonl")[0] == 2
+    with pytest.raises(SystemExit, match=r"error: .*q\.jsonl, line 1: expected an object"):
+        program(monkeypatch, tmp_path / "q.jsonl")
+    with pytest.raises(SystemExit, match=r"none\.jsonl"):
+        program(monkeypatch, tmp_path / "none.jsonl")
 
 
-def test_limit_below_one_token_is_refused(model: BlockwiseLM) -> None:
+def test_limit_below_one_token_is_refused() -> None:
     with pytest.raises(ValueError, match="max_new_tokens >= 1"):
-        spec_bench.run([Question(1, "qa", ["?"])], model, None, forward_func, 0, drafter=NoDrafter())
-
-
-def test_the_baselines_engine_is_asked_for_once_and_outside_the_clock(
-    questions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, asked, timed = load(weights="torch"), list[int](), list[int]()
-    clock = time.perf_counter
-    monkeypatch.setattr(spec_bench, "engine_of", lambda base: asked.append(len(timed)))
-    monkeypatch.setattr(time, "perf_counter", lambda: timed.append(1) or clock())
-    spec_bench.run(read_questions(questions), loaded.model, loaded.prompts, forward_func, 4, drafter=NoDrafter())
-    assert asked == [0]
-    assert timed
+        spec_bench.run(load(), [Question(1, "qa", ["?"])], NoDrafter(), 0)

@@ -1,5 +1,9 @@
 """Memory traffic and arithmetic of a decoded token, by calculation (Kim 2024, table 11; batch size 1).
 
+    python -m benchmarks.study.kim_costs                                         # the paper's table, by both accounts
+    latticebpd compare lattices --lm lm.fst -s 16-best -s 64-tree --json > compared.json
+    python -m benchmarks.study.kim_costs --model model --compared compared.json  # of systems as they were measured
+
 Two accounts of one call of the model, each divided by the block efficiency. N parameters, n layers, L tokens in the
 cache, w tokens verified; 2 bytes per number in the paper, those of the model's type otherwise.
 
@@ -20,24 +24,24 @@ It counts the cache with the feed-forward width, linear layers for one token, at
 
 S tokens are an encoder–decoder's source, whose keys and values every call reads; its encoding is part of the prefill,
 which no account contains. A neural rescorer reads ``rows`` prefixes in parallel in each of its steps. An n-gram model's
-search runs on the CPU; ``latency.py`` measures it.
+search runs on the CPU; `bench_rescoring.py` measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch.nn import Parameter
 
+from benchmarks.common import options, read_json, run, set_up, table
+from latticebpd import BlockwiseLM, load
 from latticebpd.checks import expect
 from latticebpd.lattices.values import first_number
-
-if TYPE_CHECKING:
-    from torch.nn import Parameter
-
-    from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
@@ -75,9 +79,6 @@ class ModelShape:
 
         Raises ValueError where the configuration does not name a width. source: mean tokens of the texts' sources.
         """
-        from latticebpd.drafters.heads.blockwise import BlockwiseLM
-        from latticebpd.models.transformers.transformers_model import TransformersModel
-
         base = TransformersModel.of(model)
         config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
         hidden, attention_heads = config.hidden_size, _named(config, "decoder_attention_heads", "num_attention_heads")
@@ -209,3 +210,39 @@ def _corrected_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple
         cache += steps * decoding.rows * 2 * small.layers * small.key_value * small.bytes_per_number * seen
         flops += steps * decoding.rows * (2 * small.parameters + 4 * small.layers * small.hidden * seen)
     return parameters, cache, flops
+
+
+def print_costs(caption: str, cost: HardwareCost) -> None:
+    """The table of a cost: a line for each quantity, a column for each system."""
+    scale, unit = (1e9, "GB") if cost.parameter_bytes.max() >= 1e8 else (1e6, "MB")
+    work, flop = (1e12, "T") if cost.flops.max() >= 1e10 else (1e9, "G")
+    rows = [(f"parameters read ({unit})", cost.parameter_bytes / scale)]
+    for length, read in zip(cost.lengths, cost.cache_bytes.T, strict=True):
+        rows.append((f"cache read at {length} tokens ({unit})", read / scale))
+    rows.append((f"{flop}FLOPs at {cost.lengths[-1]} tokens", cost.flops / work))
+    lines = [[name, *(f"{value:.3f}" for value in values)] for name, values in rows]
+    table(caption, ("per decoded token", *cost.names), lines)
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("--model", type=Path, help="the lattices' model, as for `latticebpd generate`")
+    parser.add_argument("--compared", type=Path, help="what `latticebpd compare --json` has printed about its lattices")
+    parser.add_argument("--source", type=float, default=0, help="mean tokens of an encoder-decoder's sources")
+    args = parser.parse_args()
+    if (args.model is None) != (args.compared is None):
+        parser.error("expected --model and --compared together")
+    if args.compared is None:
+        print_costs("Table 11 of the paper, by its own account", hardware_cost(mode="paper"))
+        print_costs("The same systems, corrected account", hardware_cost())
+        return
+    set_up()
+    shape = ModelShape.of(load(args.model).model, args.source)
+    systems = read_json(args.compared)["systems"]
+    measured = [Decoding(each["system"], each["block_efficiency"], each["verified_tokens"]) for each in systems]
+    cost = hardware_cost(shape, [Decoding("autoregressive", 1.0, 0), *measured])
+    print_costs(f"{8 * shape.bytes_per_number} bits a number, corrected account", cost)
+
+
+if __name__ == "__main__":
+    run(main)

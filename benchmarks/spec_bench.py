@@ -1,12 +1,15 @@
-"""Spec-Bench (Xia 2024): its calling convention, its questions, its answer files, its numbers.
+"""Spec-Bench (Xia 2024): its questions answered greedily and with drafts, its answer files and its numbers.
 
-A method takes part through one function, ``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs) ->
-(output_ids, new_token, step, accept_length_list)``; ours is :func:`forward_func`, and :func:`baseline_of` gives
-the baseline, greedy decoding with the same weights.  :func:`run` asks the questions of both in turn, so that a drift of
-the machine's speed meets both alike.
+    python -m benchmarks.spec_bench question.jsonl --limit 3
+    python -m benchmarks.spec_bench question.jsonl --model smollm2-135m --system 16-calibrated -o answers.jsonl
+
+A method takes part in the benchmark's own harness through one function, ``forward_func(inputs, model, tokenizer,
+max_new_tokens, **kwargs) -> (output_ids, new_token, step, accept_length_list)``; ours is `forward_func`. The baseline
+is greedy decoding with the same weights. Both are asked in turn, question by question, so that a drift of the machine's
+speed meets both alike.
 
 Speed is computed as the benchmark does: tokens per second of each question, averaged over the questions of a task;
-the speed-up is the ratio of the averages.  *Mean accepted tokens* is the mean over calls of the tokens committed; it
+the speed-up is the ratio of the averages. *Mean accepted tokens* is the mean over calls of the tokens committed; it
 does not depend on the machine.
 """
 
@@ -15,35 +18,30 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
+from benchmarks import common
 from fst.files import PathLike, write_text
-from fst.processors import ignore
+from latticebpd import Drafter, Loaded, NoDrafter, generate, load
 from latticebpd.checks import expect
-from latticebpd.decoding.loop import generate
-from latticebpd.drafters import Drafter, NoDrafter
-from latticebpd.lattices.json_files import read_json_lines
-from latticebpd.models.chat import PlainText
-from latticebpd.models.engine.engine import engine_of
+from latticebpd.measuring.questions import Question, read_questions
 from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.weight_kinds import TORCH
 
 Result = tuple[Tensor, int, int, list[int]]
 """``output_ids [1, length]`` with the prompt; new tokens; calls after the prefill; tokens that each call committed."""
-
-MT_BENCH = frozenset(["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"])
-WARM_UPS = 3
-
-
 ForwardFunc = Callable[..., Result]
 """``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs)``, as Spec-Bench calls it."""
+WARM_UPS = 3
+HEAD = ("task", "questions", "mean accepted tokens", "tokens/s", "greedy tokens/s", "speed-up")
 
 
 def forward_func(
@@ -63,54 +61,12 @@ def forward_func(
     return out.sequences, out.num_tokens, out.num_calls, lengths
 
 
-def baseline_of(model: Model) -> ForwardFunc:
-    """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
-    library's loop without drafts. Chosen once for a run, since the check reads all weights."""
-    has_engine = engine_of(TransformersModel.of(model).model) is not None
-    return partial(forward_func, drafter=NoDrafter()) if has_engine else _stock_forward_func
-
-
-def _stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
+def stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
+    """Greedy ``generate()`` of ``transformers`` in the same convention."""
     options: Any = {"attention_mask": inputs.attention_mask, "do_sample": False, "max_new_tokens": max_new_tokens}
     out = TransformersModel.of(model).model.generate(inputs.input_ids, **options, **kwargs)
     new = int(out.shape[1] - inputs.attention_mask.shape[1])
     return out, new, new - 1, [1] * (new - 1)
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question; a turn may refer to the answers of the turns before."""
-
-    question_id: int
-    category: str
-    turns: list[str]
-
-    @property
-    def task(self) -> str:
-        """The benchmark's task: MT-Bench's eight categories are one."""
-        return "mt_bench" if self.category in MT_BENCH else self.category
-
-
-def read_questions(path: PathLike, limit: int | None = None) -> list[Question]:
-    """The questions of a ``question.jsonl``, the first ``limit`` of every task; ValueError for a line that is none, by
-    file and line, or no question at all."""
-
-    def parse(record: Any) -> Question:
-        number, category, turns = record["question_id"], record["category"], record["turns"]
-        if not (type(number) is int and isinstance(category, str)):
-            raise ValueError("question_id must be a number, category a string")
-        if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
-            raise ValueError("turns must be a list of texts")
-        return Question(number, category, turns)
-
-    taken: Counter[str] = Counter()
-    questions = []
-    for question in read_json_lines(path, parse, "an object of question_id, category and turns"):
-        taken[question.task] += 1
-        if limit is None or taken[question.task] <= limit:
-            questions.append(question)
-    expect(questions, "at least one question", of=path)
-    return questions
 
 
 @dataclass
@@ -188,33 +144,25 @@ class Run:
         return TaskResult(name, len(own), mean_accepted, *speeds)
 
 
-def run(
-    questions: Sequence[Question],
-    model: Model,
-    prompts: PlainText,
-    forward: ForwardFunc,
-    max_new_tokens: int = 256,
-    on_question: Callable[[Question], object] = ignore,
-    **kwargs: Any,
-) -> Run:
-    """Ask every question of ``forward`` and of greedy decoding, after three warm-ups on the first.
+def run(loaded: Loaded, questions: Sequence[Question], drafter: Drafter, max_new_tokens: int = 256) -> Run:
+    """Ask every question with drafts and without, after three warm-ups on the first.
 
     Each method goes on from its own answers. Of a prompt that would leave no room in the model's context, the end is
-    kept.
+    kept. The baseline is the greedy ``generate()`` of ``transformers`` or, where an engine computes the passes, this
+    library's loop without drafts.
 
-    prompts: how turns become prompts: as plain text, or in the model's chat template. forward: the method, such as
-    :func:`forward_func`, which also gets ``kwargs``. max_new_tokens: per turn.
+    max_new_tokens: per turn.
     """
     expect(max_new_tokens >= 1, "max_new_tokens >= 1", max_new_tokens)
-    ask, baseline = partial(_ask, model, prompts, max_new_tokens), baseline_of(model)
+    greedily = stock_forward_func if loaded.weights == TORCH else partial(forward_func, drafter=NoDrafter())
+    ask, drafting = partial(_ask, loaded, max_new_tokens), partial(forward_func, drafter=drafter)
     for _ in range(WARM_UPS):
-        ask(questions[0], baseline)
-        ask(questions[0], forward, **kwargs)
+        ask(questions[0], greedily)
+        ask(questions[0], drafting)
     answers, greedy, cut, differing = [], [], 0, 0
     for question in questions:
-        on_question(question)
-        base, lost = ask(question, baseline)
-        own, _ = ask(question, forward, **kwargs)  # of a prompt cut for both methods, count one
+        base, lost = ask(question, greedily)
+        own, _ = ask(question, drafting)  # of a prompt cut for both methods, count one
         answers.append(own)
         greedy.append(base)
         cut += lost
@@ -222,25 +170,25 @@ def run(
     return Run(answers, greedy, cut, differing)
 
 
-def _ask(
-    model: Model, prompts: PlainText, max_new_tokens: int, question: Question, forward: ForwardFunc, **kwargs: Any
-) -> tuple[Answer, int]:
+def _ask(loaded: Loaded, max_new_tokens: int, question: Question, forward: ForwardFunc) -> tuple[Answer, int]:
     """The answer, and how many of its prompts were cut."""
-    base, answer, cut, turns = TransformersModel.of(model), Answer(question), 0, list[str]()
-    synchronize = torch.cuda.synchronize if base.device.type == "cuda" else ignore
+    target: Any = loaded.target
+    prompts, device = loaded.prompts, torch.device(getattr(target, "device", "cpu"))
+    answer, cut, turns = Answer(question), 0, list[str]()
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     ends = {} if prompts.eos_ids is None else {"eos_token_id": prompts.eos_ids}
     for turn in question.turns:
         turns.append(turn)
         tokens = prompts.prompt(turns)
-        if base.max_positions is not None:
-            room = max(base.max_positions - max_new_tokens, 1)
+        if target.max_positions is not None:
+            room = max(target.max_positions - max_new_tokens, 1)
             cut += len(tokens) > room
             tokens = tokens[-room:]
-        ids = torch.tensor([tokens], device=base.device)
+        ids = torch.tensor([tokens], device=device)
         inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
         synchronize()
         started = time.perf_counter()
-        output_ids, new_token, step, accept_lengths = forward(inputs, model, None, max_new_tokens, **ends, **kwargs)
+        output_ids, new_token, step, accept_lengths = forward(inputs, target, None, max_new_tokens, **ends)
         synchronize()
         answer.wall_time.append(time.perf_counter() - started)
         answer.turns.append(prompts.text(output_ids[0, ids.shape[1] :].tolist()))
@@ -249,3 +197,35 @@ def _ask(
         answer.accept_lengths.extend(accept_lengths)
         turns.append(answer.turns[-1])
     return answer, cut
+
+
+def main() -> None:
+    parser = common.options(__doc__, whole=True)
+    parser.add_argument("questions", type=Path, help="the benchmark's question.jsonl")
+    parser.add_argument("--limit", type=int, help="questions of each task; by default all")
+    parser.add_argument("--model", type=Path, help="as for `latticebpd generate`; by default the bundled model")
+    parser.add_argument("--lm", type=Path, help="language model; by default lm.fst next to the model")
+    parser.add_argument("--drafter-model", type=Path, help="draft with this model instead of heads")
+    parser.add_argument("--system", help="drafting system, as for `latticebpd generate`")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of a turn")
+    parser.add_argument("--weights", help="float32, int8, file or torch, as for `latticebpd generate`")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("-o", "--output", type=Path, help="file of the answers with drafts (JSONL)")
+    args = parser.parse_args()
+    questions = read_questions(args.questions, args.limit)
+    common.set_up(args.threads)
+    loaded = load(args.model, args.lm, drafter=args.drafter_model, weights=args.weights)
+    result = run(loaded, questions, loaded.drafter(args.system), args.max_new_tokens)
+    if args.output is not None:
+        write_answers(result.answers, args.output, f"{loaded.name}-latticebpd")
+    rows = []
+    for task in result.results():
+        speeds = f"{task.tokens_per_second:.0f}", f"{task.greedy_tokens_per_second:.0f}", f"{task.speedup:.2f}"
+        rows.append((task.task, task.questions, task.mean_accepted, *speeds))
+    common.table("", HEAD, rows)
+    print(f"\nPrompts that lost their beginning: {result.cut}; answers unlike greedy decoding's: {result.differing}")
+    common.signature(model=loaded.name, weights=loaded.weights)
+
+
+if __name__ == "__main__":
+    common.run(main)
