@@ -1,0 +1,94 @@
+"""Finished shards of a model's answers as one small file, and back into a folder that `distill` resumes.
+
+    python -m benchmarks.qwen.answers pack WRITTEN -o answers/0.5b.npz.xz
+    python -m benchmarks.qwen.answers unpack answers/0.5b.npz.xz --prompts prompts.npz -o WRITTEN
+
+WRITTEN is what ``latticebpd distill`` fills; the file lacks the prompts, which `prompts.py` makes again.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import options, run
+from fst.files import replacing
+from latticebpd.lattices.texts import Texts
+from lm_training.data.distill import distilled_directory
+
+
+def pack(written: Path, path: Path) -> None:
+    """Write the finished shards of a directory without their prompts, and its settings.
+
+    ``shards`` their numbers, ``texts`` how many answers each has, ``lengths`` those of all answers, ``tokens``
+    ``[type's bytes, n]``, one plane of bytes after another, which compresses better. ValueError without a shard.
+    """
+    directory = distilled_directory(written)
+    settings, files = directory.settings(), sorted(directory.path.glob("shard-*.npz"))
+    if not files:
+        raise ValueError(f"{written}: expected shards of answers, found none; run `latticebpd distill` first")
+    shards = [Texts.load(file) for file in files]
+    rows = [row[prompt:] for texts in shards for row, prompt in texts.items()]
+    tokens = np.concatenate([np.array(row, shards[0].tokens.dtype) for row in rows])
+    arrays = {
+        "shards": np.array([int(file.stem[6:]) for file in files], np.int32),
+        "texts": np.array([*map(len, shards)], np.int32),
+        "lengths": np.array([*map(len, rows)], np.int32),
+        "tokens": tokens.view(np.uint8).reshape(len(tokens), -1).T.copy(),
+        "type": np.array(str(tokens.dtype)),
+        "settings": np.array(json.dumps(settings)),
+    }
+    with replacing(path) as temporary, lzma.open(temporary, "wb", preset=9) as file:
+        np.savez(file, **arrays)
+    print(
+        f"{path}: {len(rows)} answers, {len(tokens)} tokens, {path.stat().st_size / max(1, len(tokens)):.2f} bytes each"
+    )
+
+
+def unpack(path: Path, prompts: Texts, written: Path) -> None:
+    """Write a file's shards, with their prompts, into a directory that `distill` resumes; its own shards stay.
+
+    ValueError if the answers are to other prompts, or the directory has other settings.
+    """
+    with np.load(BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    settings, asked = json.loads(str(arrays["settings"])), prompts.prompts()
+    if settings["prompts_hash"] != asked.fingerprint():
+        raise ValueError(
+            f"{path}: expected the answers to these prompts ({asked.fingerprint()}), got {settings['prompts_hash']}; "
+            "make the prompts with the same model, data and count"
+        )
+    directory, size = distilled_directory(written), settings["options"]["shard_prompts"]
+    directory.claim(settings)
+    tokens = np.ascontiguousarray(arrays["tokens"].T).view(np.dtype(str(arrays["type"]))).reshape(-1)
+    answers = iter(np.split(tokens, np.cumsum(arrays["lengths"])[:-1]))
+    for shard, count in zip(arrays["shards"].tolist(), arrays["texts"].tolist(), strict=True):
+        begun = [asked[number] for number in range(shard * size, shard * size + count)]
+        rows = [np.concatenate([prompt, next(answers)]) for prompt in begun]
+        if not directory.file(shard).exists():
+            Texts.of_rows(rows, [*map(len, begun)], tokens.dtype).save(directory.file(shard))
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="finished shards -> one file")
+    packing.add_argument("written", type=Path, help="what `latticebpd distill` fills")
+    unpacking = commands.add_parser("unpack", help="such a file -> shards")
+    unpacking.add_argument("file", type=Path, help="what `pack` wrote")
+    unpacking.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote (.npz)")
+    for each in (packing, unpacking):
+        each.add_argument("-o", "--output", type=Path, required=True, help="file or directory to write")
+    args = parser.parse_args()
+    if args.command == "pack":
+        pack(args.written, args.output)
+    else:
+        unpack(args.file, Texts.load(args.prompts), args.output)
+
+
+if __name__ == "__main__":
+    run(main)

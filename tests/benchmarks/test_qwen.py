@@ -1,0 +1,124 @@
+"""Qwen2.5-Coder's prompts and answers: balanced, none of a measured task, and packed answers that `distill` resumes."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.qwen import prompts as qwen
+from benchmarks.qwen.answers import pack, unpack
+from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, spans
+from latticebpd.lattices.texts import Texts
+from lm_training.data.distill import distilled_directory, load_distilled
+from tests.benchmarks.test_smollm2 import WORDS, sources
+
+__all__ = ["sources"]
+
+
+@pytest.fixture
+def described(sources: Path) -> Path:
+    """The sources, with functions that have docstrings and a folder of tasks."""
+    rows = []
+    for n in range(12):
+        body = "\n".join(f"    total += value * {n} + {line}" for line in range(6))
+        docstring = f'    """Add {n} times a value.\n\n    Six times."""'
+        text = f"def add_{n}(value, total):\n{docstring}\n{body}\n    return total\n"
+        rows.append({"id": f"code-{n}", "source": "code", "text": text})
+    with lzma.open(sources / "code" / "code-000.jsonl.xz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    (sources / "coding").mkdir()
+    return sources
+
+
+def refuse(data: Path, text: str) -> None:
+    (data / "coding" / "humaneval.jsonl").write_text(json.dumps({"prompt": [text]}) + "\n")
+
+
+def texts_of(records: list[dict[str, Any]]) -> list[str]:
+    return ["\n".join(each["content"] for each in row["messages"]) for row in records]
+
+
+def test_prompts_are_balanced_and_more_than_half_code(described: Path) -> None:
+    weights = qwen.OWN["weights"]
+    records = prompts(described, sum(weights.values()), WORDS)
+    assert Counter(row["kind"] for row in records) == weights
+    assert sum("```" in text for text in texts_of(records)) >= len(records) // 2
+    assert prompts(described, 10, WORDS) == records[:10]
+    assert len(set(texts_of(records))) == len(records)
+
+
+def test_a_prompt_with_fifty_characters_of_a_task_is_not_asked(described: Path) -> None:
+    before = texts_of(prompts(described, 60, WORDS))
+    chosen = max(before, key=len)
+    for length, refused in ((SPAN - 1, False), (SPAN, True)):
+        refuse(described, "~" + chosen[100 : 100 + length] + "~")
+        after = texts_of(prompts(described, 60, WORDS))
+        assert (chosen not in after) == refused
+        if not refused:
+            assert after == before
+
+
+def test_spans_are_equal_where_their_characters_are() -> None:
+    text = "".join(map(chr, np.random.default_rng(0).integers(97, 100, 3000)))
+    texts = [text[n : n + SPAN] for n in range(len(text) - SPAN + 1)]
+    hashes = spans(text).tolist()
+    assert len(set(hashes)) == len(set(texts))
+    assert [spans(each).tolist() for each in texts[:20]] == [[each] for each in hashes[:20]]
+    assert not spans("short").size
+    assert Refused([text])("€" + text[7 : 7 + SPAN])
+    assert not Refused([text])("€" + text[7 : 6 + SPAN])
+
+
+def test_functions_are_parted_at_their_docstring() -> None:
+    assert parts('def f(a,\n      b):\n    """One.\n\n    Two."""\n    return a') == (
+        "def f(a,\n      b):",
+        '    """One.\n\n    Two."""',
+        "    return a",
+    )
+    assert parts("def f(a):\n    return a") == ("def f(a):", "", "    return a")
+    assert parts('def f(a):\n    """Only."""') is None
+    assert parts("def f(a: return a") is None
+    assert parts("value = 1") is None
+    blocks = {"text": "Text\n```rust\na\nb\nc\nd\n```\n\n```yaml\na\nb\nc\nd\n```\n```c\nshort\n```\n"}
+    assert list(code_blocks(blocks)) == [("Rust", "a\nb\nc\nd")]
+
+
+def test_packed_answers_are_resumed_from(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    asked = [rng.integers(0, 151_936, 3 + n % 4).tolist() for n in range(10)]
+    answered = [[*row, *rng.integers(0, 151_936, 1 + n % 5).tolist()] for n, row in enumerate(asked)]
+    prompts = Texts.of_rows(asked, [*map(len, asked)])
+    directory = distilled_directory(tmp_path / "written")
+    decisive = {"max_new_tokens": 5, "num_beams": 1, "shard_prompts": 4}
+    directory.claim({"options": decisive, "prompts": 10, "prompts_hash": prompts.fingerprint()})
+    with pytest.raises(ValueError, match="found none"):
+        pack(tmp_path / "written", tmp_path / "answers.npz.xz")
+
+    def shard(number: int) -> Texts:
+        rows = range(4 * number, min(10, 4 * number + 4))
+        return Texts.of_rows([answered[n] for n in rows], [len(asked[n]) for n in rows])
+
+    for number in (0, 2):
+        shard(number).save(directory.file(number))
+    pack(tmp_path / "written", tmp_path / "answers.npz.xz")
+    again = distilled_directory(tmp_path / "again")
+    unpack(tmp_path / "answers.npz.xz", prompts, tmp_path / "again")
+    assert again.settings() == directory.settings()
+    assert not again.file(1).exists()
+    for number in (0, 2):
+        assert again.file(number).read_bytes() == directory.file(number).read_bytes()
+    # A shard that is there is left as it is, and the missing one completes the directory.
+    shard(1).save(again.file(1))
+    changed = Texts.of_rows([[*row[:-1], 7] for row in answered[:4]], [*map(len, asked[:4])])
+    changed.save(again.file(0))
+    unpack(tmp_path / "answers.npz.xz", prompts, tmp_path / "again")
+    assert [row for row, _ in load_distilled(tmp_path / "again").items()][:4] == [row for row, _ in changed.items()]
+    assert [row for row, _ in load_distilled(tmp_path / "again").items()][4:] == answered[4:]
+    with pytest.raises(ValueError, match="expected the answers to these prompts"):
+        unpack(tmp_path / "answers.npz.xz", prompts.chosen(range(9)), tmp_path / "other")
