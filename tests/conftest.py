@@ -22,7 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes for all tests or a folder of them; this process for named files, which are done sooner than others start."""
+    """Two processes for all tests or a folder of them; for named files this one, since others take seconds to start."""
     return 0 if any(".py" in argument for argument in config.args) else min(2, os.cpu_count() or 1)
 
 
