@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+# Two threads of a test may share one processor, so one that waits for the other must sleep; read as PyTorch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 
