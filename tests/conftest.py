@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# Two threads of a test may share one processor, so one that waits for the other must sleep; read as PyTorch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -17,6 +21,12 @@ torch.set_num_threads(1)
 
 # Programs that are started in the background may ignore interrupts, and so would those that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for all tests or a folder of them; for named files this one, since others take seconds to start."""
+    return 0 if any(".py" in argument for argument in config.args) else min(2, os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")

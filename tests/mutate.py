@@ -68,7 +68,8 @@ class Tree:
     def test(self, names: list[str]) -> bool:
         """Whether the tests pass."""
         files = [f"tests/{name}" for name in names]
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *files]
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+        command += ["-m", "not slow and not nightly and not real_model", *files]
         try:
             done = subprocess.run(
                 command, cwd=self.root, capture_output=True, text=True, timeout=TIMEOUT, check=False,

@@ -33,5 +33,5 @@ LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so.6)"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 export HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis"
-python -m pytest -q --noconftest -p no:cacheprovider -m "not slow" "${selection[@]}"
+python -m pytest -q --noconftest -n 0 -p no:cacheprovider -m "not slow" "${selection[@]}"
 python -m tests.fuzz --rounds "$rounds"

@@ -20,6 +20,7 @@ from latticebpd.scoring.weights import stored_tunings
 from tests.helpers.lattices import run_system
 
 
+@pytest.mark.long
 def test_weights_and_a_calibration_are_fitted_to_what_the_model_writes(tmp_path: Path) -> None:
     tokenizer, lm = Tokenizer.from_file(str(TOKENIZER)), tmp_path / "lm.fst"
     shutil.copyfile(LM, lm)

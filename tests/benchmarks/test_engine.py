@@ -36,6 +36,7 @@ def peer(request: pytest.FixtureRequest) -> Iterator[peers.Peer]:
         yield opened
 
 
+@pytest.mark.long
 def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: peers.Peer) -> None:
     context, tokens = list(range(100, 140)), [7, 8, 9]
     assert len(peer.ask(tokens=context, begin=0)["tokens"]) == 40
@@ -47,6 +48,7 @@ def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: p
     assert full["cpu_ms"] > 0
 
 
+@pytest.mark.long
 def test_likelihoods_are_those_of_the_model_with_no_text_before(peer: peers.Peer) -> None:
     tokens = list(range(100, 140))
     first = peer.ask(tokens=tokens, begin=0)["nats"]
@@ -58,6 +60,7 @@ def test_likelihoods_are_those_of_the_model_with_no_text_before(peer: peers.Peer
     assert "nats" not in peer.ask(tokens=tokens[:1], begin=40)
 
 
+@pytest.mark.long
 def test_an_answer_ends_before_an_end_and_follows_from_passes(peer: peers.Peer) -> None:
     prompt = list(range(100, 140))
     answer = peer.ask(prompt=prompt, limit=12, ends=[])["tokens"]
@@ -67,6 +70,7 @@ def test_an_answer_ends_before_an_end_and_follows_from_passes(peer: peers.Peer) 
     assert peer.ask(prompt=prompt, limit=12, ends=[answer[5]])["tokens"] == answer[:first]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_passes_of_this_project_are_a_part_of_the_time_of_its_answers(name: str) -> None:
     with closing(peers.Peer(SYSTEMS[name], 1)) as peer:

@@ -501,6 +501,7 @@ def test_every_table_of_every_page_is_listed() -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "number", "table"), list(numbered()))
 def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Callable[[], Cells]) -> None:
     _, *rows = found_tables(page)[number]
@@ -525,8 +526,9 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     assert set(quoted) <= gains
 
 
-@pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 4), ("learned_lattices", 6)])
-def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str, least: int) -> None:
+@cache
+def gains_of_drafters() -> set[tuple[str, ...]]:
+    """All gains, with the ends of their intervals, that the rows of the pages of drafters give."""
     every = (*drafters.LADDER, *drafters.LATTICES)
     lines = [line for size in (16, 64) for line in drafters.gain_lines(drafted(), size, every)]
     own = drafted("amounts.csv")
@@ -536,11 +538,16 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     longer = [*amounts.LONGER.values()], [*amounts.LONGER]
     for names, others in ((CONDITIONED, FORWARD), COMPARED, longer):
         lines += amounts.drafter_lines(own, names, others, (*amounts.SYSTEMS, *amounts.SLOTS))
-    gains = {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
+    return {tuple(re.findall(r"\d+\.\d", cell)) for line in lines for cell in line[1:]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 4), ("learned_lattices", 6)])
+def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str, least: int) -> None:
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
     assert len(quoted) >= least
-    assert quoted <= gains
+    assert quoted <= gains_of_drafters()
 
 
 def test_a_figure_has_what_each_step_gains_by_how_far_drafters_walk() -> None:

@@ -290,6 +290,7 @@ def test_text_as_people_write_it(modules: tuple[ModuleType, ...]) -> None:
     assert tasks.cased("it rained . i left").startswith("It rained . I")
 
 
+@pytest.mark.long
 def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) -> None:
     tables = modules[1]
     counts = tables.Counts(STUDY / "results")

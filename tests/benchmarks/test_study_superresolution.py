@@ -43,6 +43,7 @@ def test_a_row_that_is_no_image_is_refused(superresolution: ModuleType) -> None:
         superresolution.whole(np.zeros((1, 8, 8), np.int64), [[0] * 63])
 
 
+@pytest.mark.long
 def test_one_command_goes_from_images_to_tables_and_goes_on(
     superresolution: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
 
 VOCAB, MASK, LAYERS = 31, 30, 5
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 2,
@@ -22,13 +22,14 @@ SHAPE = {
 def tiny_target(family: str = "llama", seed: int = 0) -> PreTrainedModel:
     """A decoder-only model whose greedy texts wander."""
     torch.manual_seed(seed)
-    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE)) if family == "llama" else Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+    model: PreTrainedModel = (
+        LlamaForCausalLM(LlamaConfig(**SHAPE)) if family == "llama" else Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.35)
-    model.eval()
-    return model  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def tiny_drafter(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from latticebpd.drafters.heads.blockwise import BlockHeads, BlockwiseLM
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.heads.head_networks import BlockHeads
 
 NEW = 40
 """Tokens that most decodes write."""
@@ -35,7 +38,6 @@ def tiny_model(seed: int = 0, num_heads: int = 5, vocab_size: int = 23, eos_toke
 def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
     """The oracle: transformers' own greedy decoding, the new tokens only."""
     ids = torch.tensor([prompt])
-    out = model.base.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0
-    )
+    base: Any = model.base
+    out = base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0)
     return [int(token) for token in out[0, len(prompt) :]]

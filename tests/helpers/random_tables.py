@@ -19,7 +19,7 @@ def tables(draw: st.DrawFn, max_order: int = 4) -> NgramTable:
     order = draw(st.integers(1, max_order))
     known = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, unique=True))
     words = sorted([*known, *([UNK] if draw(st.booleans()) else [])])
-    ngrams = {(word,) for word in words}
+    ngrams: set[tuple[int, ...]] = {(word,) for word in words}
     for n in range(2, order + 1):
         for row in draw(st.lists(st.tuples(*[st.sampled_from(words)] * n), max_size=14)):
             ngrams |= {row[i:j] for i in range(n) for j in range(i + 1, n + 1)}

@@ -116,7 +116,7 @@ def serving(
 
 def alone(loaded: Loaded, prompt: str, length: int, seed: int | None = None, temperature: float = 1.0) -> str:
     """The text that `latticebpd` writes for one prompt, without a server; sampled where there is a seed."""
-    rule = Exact()
+    rule: Exact | Sampling = Exact()
     if seed is not None:
         rule = Sampling(temperature, 0, 1.0, torch.Generator().manual_seed(seed))
     ids = loaded.encode(prompt)

@@ -69,7 +69,7 @@ def _t5(ids: dict[str, Any]) -> PreTrainedModel:
         T5Config(
             d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
             relative_attention_max_distance=16,
-            initializer_factor=4.0, decoder_start_token_id=1, **ids,
+            initializer_factor=4.0, **ids | {"decoder_start_token_id": 1},
         )
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def tiny(
 ) -> PreTrainedModel:
     """A random model of a family; padding is token 0, which no family's text is likely to contain."""
     torch.manual_seed(seed)
-    model = FAMILIES[family]({"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": eos, "pad_token_id": 0})
+    model: Any = FAMILIES[family]({"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": eos, "pad_token_id": 0})
     if family != "bloom":  # has one implementation
         model.set_attn_implementation(attention)
     model.generation_config.eos_token_id = eos

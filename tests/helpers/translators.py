@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,7 +21,7 @@ def padded(sources: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, (ids != 0).long()
 
 
-def greedy(verifier: PreTrainedModel, sources: list[list[int]], new: int = NEW) -> Tensor:
+def greedy(verifier: Any, sources: list[list[int]], new: int = NEW) -> Tensor:
     ids, mask = padded(sources)
     out: Tensor = verifier.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new)
     return out

@@ -26,7 +26,9 @@ def good_model(seed: int = 0, vocab: int = 9) -> fst.NgramModel:
     return _random_model(rng, vocab, pairs, sorted(triples))
 
 
-def _random_model(rng: np.random.Generator, vocab: int, pairs: np.ndarray, triples: list) -> fst.NgramModel:
+def _random_model(
+    rng: np.random.Generator, vocab: int, pairs: np.ndarray, triples: list[tuple[int, int, int]]
+) -> fst.NgramModel:
     unigrams = np.arange(vocab, dtype=np.int32)[:, None]
     ngrams = [unigrams, pairs, np.array(triples, dtype=np.int32).reshape(-1, 3)]
     log_probs = [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams]

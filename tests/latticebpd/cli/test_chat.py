@@ -161,6 +161,7 @@ def test_an_interrupt_without_a_terminal_ends_the_program(talk: Run, monkeypatch
     assert not COST.search(err)
 
 
+@pytest.mark.long
 def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(model: Path) -> None:
     """Ctrl-C while an answer is written, Ctrl-C at the prompt, an answer, Ctrl-D."""
     here, there = pty.openpty()

@@ -245,6 +245,7 @@ def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
     assert (status, "empty.npz: expected at least one lattice, got none" in err) == (2, True)
 
 
+@pytest.mark.long
 def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_writes(
     run: Run, arguments: tuple[object, ...], model_directory: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ class DrawingDrafter(NoDrafter):
         return [DraftTree.from_paths(paths, self.lattice) for paths in np.stack(drawn, axis=-1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("paths", [1, 4])
 def test_speculative_sampling_leaves_the_distribution_and_accepts_more_of_drawn_drafts(paths: int) -> None:
     """Chains as in Leviathan 2023, and trees of several draws; q is unlike p, and lacks tokens that p has."""

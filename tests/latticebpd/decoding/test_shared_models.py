@@ -94,6 +94,7 @@ print(torch.get_num_threads(), len(os.sched_getaffinity(0)), *tokens)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [None, 8])
 def test_a_decode_on_one_processor_is_right(loaded: Loaded, threads: int | None) -> None:
     """By default it has one thread, and more than there are processors change no bit."""

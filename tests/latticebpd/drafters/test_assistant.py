@@ -162,6 +162,7 @@ def dense(lattice: Any) -> np.ndarray:
     return np.exp(np.take_along_axis(lattice.log_probs, np.argsort(lattice.tokens, axis=1), axis=1))
 
 
+@pytest.mark.long
 def test_every_command_takes_it(folders: tuple[Path, Path], tmp_path: Path, run: Run) -> None:
     """From lattices to a calibrated tree: generate, lattices, oracle, compare and calibrate."""
     target, assistant = folders
