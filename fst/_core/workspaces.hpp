@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include <latticebpd/gil_release.hpp>
+#include <fst/gil_release.hpp>
 
 #include "calibrated.hpp"
 #include "nbest.hpp"
@@ -70,7 +70,7 @@ auto results_of(const SausageBatch& batch, std::int64_t threads, const Search& s
             }
         }
     };
-    const latticebpd::GilRelease gil_release;
+    const fst::GilRelease gil_release;
     {
         std::vector<std::jthread> helpers;
         for (std::int64_t i = 1; i < std::min(threads, batch.size); ++i) helpers.emplace_back(drain);

@@ -29,13 +29,14 @@ struct Format {
     bool minima, super;
     std::size_t parts, block, bytes;
 
-    constexpr std::size_t weight_bytes() const { return bits * kGroup * kOutputs / 8; }  // of a panel's group
-    constexpr std::size_t scale_bytes() const {
+    // Of a panel's group.
+    [[gnu::always_inline]] constexpr std::size_t weight_bytes() const { return bits * kGroup * kOutputs / 8; }
+    [[gnu::always_inline]] constexpr std::size_t scale_bytes() const {
         return kOutputs * (super ? 2 + parts + 3 * minima : 2 + 2 * minima);
     }
 };
 
-constexpr Format format_of(Type type) {
+[[gnu::always_inline]] constexpr Format format_of(Type type) {
     switch (type) {
         case Type::kQ40: return {4, 8, false, false, 1, 32, 18};
         case Type::kQ41: return {4, 0, true, false, 1, 32, 20};
@@ -52,13 +53,15 @@ constexpr Format format_of(Type type) {
     }
 }
 
-inline bool is_quantized(Type type) { return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16; }
+[[gnu::always_inline]] constexpr bool is_quantized(Type type) {
+    return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16;
+}
 
 // Inputs and bytes of a block in a file.
 struct Block {
     std::size_t inputs, bytes;
 };
-inline Block block_of(Type type) {
+[[gnu::always_inline]] constexpr Block block_of(Type type) {
     if (!is_quantized(type)) return {1, type == Type::kF32 ? std::size_t{4} : std::size_t{2}};
     return {format_of(type).block, format_of(type).bytes};
 }

@@ -15,7 +15,7 @@
 
 #include "cache_moves.hpp"
 #include "head_lattices.hpp"
-#include "latticebpd/gil_release.hpp"
+#include "fst/gil_release.hpp"
 
 namespace engine {
 
@@ -36,14 +36,14 @@ inline void bind_kernels(pybind11::module_& module) {
         .def(py::init([](const Floats& weights) {
             expect(weights.ndim() == 2, "weights [outputs, inputs]");
             const auto outputs = static_cast<Size>(weights.shape(0)), inputs = static_cast<Size>(weights.shape(1));
-            const latticebpd::GilRelease unlocked;
+            const fst::GilRelease unlocked;
             return std::make_shared<Int8Weights>(weights.data(), outputs, inputs);
         }))
         .def("multiply", [](const Int8Weights& self, const Floats& x, Size threads) {
             const Size rows = rows_of(x, self.inputs());
             py::array_t<float> y({rows, self.outputs()});
             float* to = y.mutable_data();
-            const latticebpd::GilRelease unlocked;
+            const fst::GilRelease unlocked;
             self.multiply(x.data(), rows, to, workers(threads));
             return y;
         });
@@ -53,14 +53,14 @@ inline void bind_kernels(pybind11::module_& module) {
                        up.shape(2) >= down.shape(1), "up [heads, inner, inputs] and down [heads, size, inner]");
             const auto heads = static_cast<Size>(up.shape(0)), inner = static_cast<Size>(up.shape(1));
             const auto inputs = static_cast<Size>(up.shape(2)), size = static_cast<Size>(down.shape(1));
-            const latticebpd::GilRelease unlocked;
+            const fst::GilRelease unlocked;
             return std::make_shared<Int8Heads>(up.data(), down.data(), heads, inner, size, inputs);
         }))
         .def("states", [](const Int8Heads& self, const Floats& x, Size heads, Size threads) {
             const Size rows = rows_of(x, self.inputs());
             py::array_t<float> states({rows, heads, self.size()});
             float* to = states.mutable_data();
-            const latticebpd::GilRelease unlocked;
+            const fst::GilRelease unlocked;
             self.states(x.data(), rows, heads, to, workers(threads));
             return states;
         });
@@ -86,7 +86,7 @@ inline void bind_kernels(pybind11::module_& module) {
             float *to = log_probs.mutable_data(), *pairs_to = tied ? pairs.mutable_data() : nullptr;
             std::int32_t* tokens_to = tokens.mutable_data();
             {
-                const latticebpd::GilRelease unlocked;
+                const fst::GilRelease unlocked;
                 self.lattices(inputs.data(), rows, slots, k, tokens_to, to, pairs_to, workers(threads));
             }
             return tied ? py::tuple(py::make_tuple(tokens, log_probs, pairs)) : py::make_tuple(tokens, log_probs);
@@ -114,7 +114,7 @@ inline void bind_kernels(pybind11::module_& module) {
         py::array_t<std::int32_t> indices({rows, k});
         const TopK top{x.data(), count, k, values.mutable_data(), indices.mutable_data(), log_sums.mutable_data()};
         {
-            const latticebpd::GilRelease unlocked;
+            const fst::GilRelease unlocked;
             top.rows(rows, workers(threads, isa));
         }
         return py::make_tuple(values, indices, log_sums);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels.hpp"
-#include "latticebpd/gil_release.hpp"
+#include "fst/gil_release.hpp"
 #include "transformer.hpp"
 
 namespace py = pybind11;
@@ -20,7 +20,7 @@ using namespace py::literals;
 
 namespace engine {
 
-using latticebpd::GilRelease;
+using fst::GilRelease;
 template <typename Number>
 using Array = py::array_t<Number, py::array::c_style>;
 

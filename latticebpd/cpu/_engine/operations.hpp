@@ -1,6 +1,6 @@
 // What the engine's loops over numbers read and write, and their table for every instruction set.
 //
-// operations.inc, with the files of the folder, is compiled once for each instruction set. No result depends on which:
+// operations/loops.inc is compiled once for each instruction set, by a file of its own. No result depends on which:
 // sums of integers are exact in any order, sums of float32 numbers have one order, and a product and its addition one
 // rounding or two, as the code says.
 #pragma once
@@ -12,6 +12,10 @@
 #include "formats.hpp"
 
 namespace engine {
+
+// Bytes of weights that are prefetched: within the second cache, and far enough that a product of a few rows, which has
+// more to do for each weight, does not wait for memory.
+constexpr std::size_t kAhead = 32768;
 
 // Inputs as integers q times a scale for each group of 32: |q| <= 127, except the four neighbours that include the
 // largest number: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
@@ -101,7 +105,7 @@ struct Operations {
 
 // Outputs of a panel.
 inline std::size_t panel_width(Type type) { return is_quantized(type) ? kOutputs : 2 * kOutputs; }
-inline std::size_t panel_bytes(Type type, std::size_t inputs) {
+[[gnu::always_inline]] inline std::size_t panel_bytes(Type type, std::size_t inputs) {
     if (!is_quantized(type)) return inputs * 2 * kOutputs * (type == Type::kF32 ? 4 : 2);
     const Format format = format_of(type);
     return inputs / kGroup * (format.weight_bytes() + format.scale_bytes());
@@ -111,7 +115,12 @@ inline std::size_t attention_scratch(const Attention& a, std::size_t columns) {
     return columns * (a.heads / a.groups) * ((a.text + a.columns + 15) / 16 * 16 + a.size + 16);
 }
 
+extern const Operations plain_operations;
+#if defined(__x86_64__)
+extern const Operations avx2_operations, avx512_operations;
+#endif
+
 // Of the processor, widest first.
-std::vector<const Operations*> operations();
+const std::vector<const Operations*>& operations();
 
 }  // namespace engine

@@ -16,10 +16,6 @@
 
 namespace engine {
 
-// Bytes of weights that are prefetched: within the second cache, and far enough that a product of a few rows, which has
-// more to do for each weight, does not wait for memory.
-constexpr std::size_t kAhead = 32768;
-
 // Memory for all weights of a model, on huge pages where the system has them: a model's weights exceed what a TLB of
 // small pages reaches. All of it is freed at once.
 class WeightMemory {
