@@ -5,6 +5,7 @@ LATTICEBPD_WERROR=1: warnings are errors. LATTICEBPD_SANITIZE=1: with AddressSan
 
 import os
 import sys
+import tomllib
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,7 @@ from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 
 SHARED = sorted(glob("fst/include/fst/*.hpp"))
-INSTRUCTIONS = {  # of single files: the engine chooses one when it runs
-    "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512.cpp": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
-}
+SETTINGS = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["latticebpd"]
 
 flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 if os.environ.get("LATTICEBPD_SANITIZE"):
@@ -40,7 +38,7 @@ class BuildExtensions(build_ext):
         compile_file = self.compiler._compile
 
         def compile_with_instructions(obj: str, src: str, ext: str, args: Any, extra: list[str], options: Any) -> None:
-            own = INSTRUCTIONS.get(Path(src).name, [])
+            own = SETTINGS["instructions"].get(Path(src).name, [])
             if sys.platform == "darwin":  # one build may be for several architectures
                 own = [part for flag in own for part in ("-Xarch_x86_64", flag)]
             elif not self.plat_name.endswith(("x86_64", "amd64")):
@@ -64,7 +62,7 @@ setup(
         ),
         Pybind11Extension(
             "latticebpd.cpu._engine",
-            sorted(glob("latticebpd/cpu/_engine/**/*.cpp", recursive=True)),
+            sorted(glob("latticebpd/cpu/_engine/*.cpp")),
             depends=[
                 *sorted(glob("latticebpd/cpu/_engine/*.hpp")),
                 *sorted(glob("latticebpd/cpu/_engine/**/*.inc", recursive=True)),

@@ -132,4 +132,4 @@ class EngineVerifier:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
         untyped: Any = hidden
-        return Verified(untyped, logits_of, None, BestTokens(best_of, trees, self.model.together))
+        return Verified(untyped, logits_of, None, BestTokens(best_of, trees, self.model.max_cheap_rows))

@@ -4,6 +4,8 @@
 #include <cpuid.h>
 #endif
 
+#include <fst/refuse.hpp>
+
 namespace engine {
 
 namespace {
@@ -33,6 +35,12 @@ std::vector<const Operations*> supported() {
 const std::vector<const Operations*>& operations() {
     static const std::vector<const Operations*> all = supported();
     return all;
+}
+
+const Operations& operations(std::size_t isa) {
+    if (isa >= operations().size())
+        fst::refuse("expected the number of an instruction set below ", operations().size(), ", got ", isa);
+    return *operations()[isa];
 }
 
 }  // namespace engine

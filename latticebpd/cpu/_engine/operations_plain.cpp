@@ -1,7 +1,9 @@
 // The loops for every processor.
 
+#include "operations.hpp"
+
 #define ENGINE_ISA 0
-#include "loops.inc"
+#include "operations/loops.inc"
 
 namespace engine {
 

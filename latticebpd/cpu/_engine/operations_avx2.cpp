@@ -5,8 +5,10 @@
 #error "expected -mavx2 -mfma -mf16c for this file, as setup.py has them"
 #endif
 
+#include "operations.hpp"
+
 #define ENGINE_ISA 1
-#include "loops.inc"
+#include "operations/loops.inc"
 
 namespace engine {
 

@@ -5,8 +5,10 @@
 #error "expected -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni for this file, as setup.py has them"
 #endif
 
+#include "operations.hpp"
+
 #define ENGINE_ISA 2
-#include "loops.inc"
+#include "operations/loops.inc"
 
 namespace engine {
 
