@@ -1,12 +1,21 @@
-"""The compiled core and kernels; everything else about the package stands in setup.cfg."""
+"""The compiled core and kernels; everything else about the package stands in setup.cfg.
+
+LATTICEBPD_WERROR=1: warnings are errors. LATTICEBPD_SANITIZE=1: with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""
 
 import os
+import sys
+import tomllib
 from glob import glob
+from pathlib import Path
+from typing import Any
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 
-GIL_RELEASE = "fst/include/latticebpd/gil_release.hpp"
+SHARED = sorted(glob("fst/include/fst/*.hpp"))
+SETTINGS = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["latticebpd"]
+
 flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 if os.environ.get("LATTICEBPD_SANITIZE"):
     flags = [
@@ -18,13 +27,34 @@ if os.environ.get("LATTICEBPD_SANITIZE"):
         "-pthread",
     ]
 links = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
+if os.environ.get("LATTICEBPD_WERROR"):
+    flags.append("-Werror")
+
+
+class BuildExtensions(build_ext):
+    """Compiles each file with its own instructions as well."""
+
+    def build_extensions(self) -> None:
+        compile_file = self.compiler._compile
+
+        def compile_with_instructions(obj: str, src: str, ext: str, args: Any, extra: list[str], options: Any) -> None:
+            own = SETTINGS["instructions"].get(Path(src).name, [])
+            if sys.platform == "darwin":  # one build may be for several architectures
+                own = [part for flag in own for part in ("-Xarch_x86_64", flag)]
+            elif not self.plat_name.endswith(("x86_64", "amd64")):
+                own = []
+            compile_file(obj, src, ext, args, [*extra, *own], options)
+
+        self.compiler._compile = compile_with_instructions
+        super().build_extensions()
+
 
 setup(
     ext_modules=[
         Pybind11Extension(
             "fst._core",
             sorted(glob("fst/_core/*.cpp")),
-            depends=[*sorted(glob("fst/_core/*.hpp")), GIL_RELEASE],
+            depends=[*sorted(glob("fst/_core/*.hpp")), *SHARED],
             include_dirs=["fst/include"],
             cxx_std=20,
             extra_compile_args=flags,
@@ -34,9 +64,9 @@ setup(
             "latticebpd.cpu._engine",
             sorted(glob("latticebpd/cpu/_engine/*.cpp")),
             depends=[
-                *sorted(glob("latticebpd/cpu/_engine/*.*pp")),
+                *sorted(glob("latticebpd/cpu/_engine/*.hpp")),
                 *sorted(glob("latticebpd/cpu/_engine/**/*.inc", recursive=True)),
-                GIL_RELEASE,
+                *SHARED,
             ],
             include_dirs=["fst/include"],
             cxx_std=20,
@@ -46,5 +76,5 @@ setup(
             extra_link_args=links,
         ),
     ],
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": BuildExtensions},
 )

@@ -32,6 +32,9 @@ EXTENSIONS = {
     "latticebpd/cpu/_engine": ["-O1", "-ffp-contract=off", "-Wno-psabi"],
 }
 """Folders of compiled modules, and how they are compiled: quickly rather than fast."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+INSTRUCTIONS = PROJECT["tool"]["latticebpd"]["instructions"]
+"""By file, the processor's instructions that it is compiled for."""
 
 
 class Tree:
@@ -59,8 +62,9 @@ class Tree:
         folder = next(self.root / name for name in EXTENSIONS if changed.is_relative_to(self.root / name))
         compiled = {source: self.objects / f"{folder.name}-{source.stem}.o" for source in sorted(folder.glob("*.cpp"))}
         for source, file in compiled.items():
-            if not file.exists() or str(changed) in self.compiler("-MM", source):
-                self.compiler(*EXTENSIONS[str(folder.relative_to(self.root))], "-c", source, "-o", file)
+            if not file.exists() or str(changed) in self.compiler("-MM", *INSTRUCTIONS.get(source.name, []), source):
+                flags = [*EXTENSIONS[str(folder.relative_to(self.root))], *INSTRUCTIONS.get(source.name, [])]
+                self.compiler(*flags, "-c", source, "-o", file)
         extension = folder.with_name(folder.name + sysconfig.get_config_var("EXT_SUFFIX"))
         extension.unlink(missing_ok=True)
         self.compiler("-shared", *compiled.values(), "-o", extension)

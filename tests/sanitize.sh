@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The compiled core, the kernels and the CPU engine under AddressSanitizer and UndefinedBehaviorSanitizer: their tests, and the fuzzers of
-# the core's readers; the kernels' thread pool under ThreadSanitizer.
+# the core's readers; the thread pool under ThreadSanitizer.
 #
 #   bash tests/sanitize.sh            everything, and 100,000 mutated files
 #   bash tests/sanitize.sh --quick    searches, calibrated trees, kernels, the engine and a short fuzz run, a few minutes
@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
-engine=(tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_chains.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
+engine=(tests/test_scarce_memory.py tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_chains.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
 selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
   tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py "${engine[@]}")
 if [[ "${1:-}" == "--quick" ]]; then

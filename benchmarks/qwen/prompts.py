@@ -24,7 +24,7 @@ from benchmarks.smollm2.more_text import MORE, MoreKinds, merged, strings
 from benchmarks.smollm2.prompts import TEMPLATES, Document, Pool, drawn, passage, save_prompts, title_of, words_of
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
-from latticebpd.target.chat import ChatTemplate
+from latticebpd.models.chat import ChatTemplate
 
 SEED = 20261129
 COUNT = 6000

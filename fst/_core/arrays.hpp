@@ -6,9 +6,11 @@
 #include <span>
 #include <vector>
 
-#include "refuse.hpp"
+#include <fst/refuse.hpp>
 
 namespace fst_core {
+
+using fst::refuse;
 
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style | pybind11::array::forcecast>;

@@ -34,6 +34,11 @@ class HashTable {
         return {value, true};
     }
 
+    // Room for so many keys more: inserting them allocates nothing.
+    void reserve(std::size_t keys) {
+        while (2 * (size_ + keys) > entries_.size()) grow();
+    }
+
   private:
     struct Entry {
         Key key;

@@ -18,10 +18,13 @@
 #include <span>
 #include <vector>
 
+#include <fst/refuse.hpp>
+
 #include "label_index.hpp"
-#include "refuse.hpp"
 
 namespace fst_core {
+
+using fst::refuse;
 
 struct StateRecord {  // as on disk
     float final_cost;

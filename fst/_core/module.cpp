@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <latticebpd/gil_release.hpp>
+#include <fst/gil_release.hpp>
 
 #include "arpa_writer.hpp"
 #include "arrays.hpp"
@@ -106,7 +106,7 @@ PYBIND11_MODULE(_core, module) {
                  return model.state_of(tokens_of(context, "context"));
              }, "context"_a)
         .def("num_ngrams", [](const Model& model) { return count_ngrams(model, true); },
-             py::call_guard<latticebpd::GilRelease>())
+             py::call_guard<fst::GilRelease>())
         .def("ngrams", &list_ngrams)
         .def_property_readonly("has_end", &Model::has_end)
         .def("resolve", &resolve, "tokens"_a, "state"_a)

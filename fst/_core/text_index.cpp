@@ -2,9 +2,11 @@
 
 #include <limits>
 
-#include "refuse.hpp"
+#include <fst/refuse.hpp>
 
 namespace fst_core {
+
+using fst::refuse;
 
 namespace {
 
@@ -32,7 +34,11 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
             refuse("expected token ids from 0 to 2^31 - 2, got ", token);
     if (size_ + static_cast<std::int64_t>(tokens.size()) > kLongestText)
         refuse("expected a text of at most 2^26 tokens, got ", size_ + static_cast<std::int64_t>(tokens.size()));
+    constexpr std::size_t kMost = kLongestHistory + 1;  // nodes of a token
     for (const std::int64_t token : tokens) {
+        // Memory first: a token is added with all its nodes, or none where there is not enough.
+        if (nodes_.capacity() - nodes_.size() < kMost) nodes_.reserve(2 * nodes_.size() + kMost);
+        children_.reserve(kMost);
         std::int32_t next = kNone, longer = kNone;
         for (std::int32_t history = end_; history != kNone; history = node(history).shorter) {
             const std::int32_t child = add_child(history, static_cast<std::int32_t>(token));

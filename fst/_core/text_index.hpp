@@ -30,6 +30,7 @@ class TextIndex {
     };
 
     TextIndex();
+    // Where memory does not suffice, the text ends before the token that there was none for.
     void extend(std::span<const std::int64_t> tokens);
     std::int64_t size() const { return size_; }
 

@@ -23,7 +23,7 @@ auto result_of(const ArcArrays& arcs, const Model* model, double alpha, const Ar
     if (alpha == 0) model = nullptr;
     const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
     BorrowedWorkspace workspace;
-    const latticebpd::GilRelease gil_release;
+    const fst::GilRelease gil_release;
     workspace->lattice.assign(view_of(arcs), model);
     return search(*workspace, start);
 }
@@ -52,7 +52,7 @@ Array<double> lattice_posteriors(const ArcArrays& arcs, const Model* model, doub
 py::tuple determinized(const ArcArrays& arcs) {
     Arcs result;
     {
-        const latticebpd::GilRelease gil_release;
+        const fst::GilRelease gil_release;
         result = determinize(view_of(arcs));
     }
     return py::make_tuple(array_of(result.offsets), array_of(result.tokens), array_of(result.log_probs),

@@ -1,13 +1,14 @@
 // The searches' memory, and the threads that search the lattices of a batch.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
-#include <memory>
+#include <list>
 #include <mutex>
-#include <thread>
 
-#include <latticebpd/gil_release.hpp>
+#include <fst/gil_release.hpp>
+#include <fst/thread_pool.hpp>
 
 #include "calibrated.hpp"
 #include "nbest.hpp"
@@ -26,29 +27,33 @@ struct Workspace {
     CalibratedSearch calibrated;
 };
 
-// A workspace from those that are kept between calls: a search allocates nothing once warm, although the threads of a
-// batch end with it.
+// A workspace from those that are kept between calls: a search allocates nothing once warm. Giving it back allocates
+// nothing either, so that it cannot fail; daemon threads may do so until the process ends.
 class BorrowedWorkspace {
   public:
     BorrowedWorkspace() {
-        const std::lock_guard lock(mutex_);
-        if (spare_.empty()) spare_.push_back(std::make_unique<Workspace>());
-        workspace_ = std::move(spare_.back());
-        spare_.pop_back();
+        {
+            const std::lock_guard lock(mutex_);
+            if (!spare().empty()) own_.splice(own_.begin(), spare(), spare().begin());
+        }
+        if (own_.empty()) own_.emplace_back();
     }
     ~BorrowedWorkspace() {
         const std::lock_guard lock(mutex_);
-        spare_.push_back(std::move(workspace_));
+        spare().splice(spare().begin(), own_);
     }
     BorrowedWorkspace(const BorrowedWorkspace&) = delete;
     BorrowedWorkspace& operator=(const BorrowedWorkspace&) = delete;
-    Workspace& operator*() { return *workspace_; }
-    Workspace* operator->() { return workspace_.get(); }
+    Workspace& operator*() { return own_.front(); }
+    Workspace* operator->() { return &own_.front(); }
 
   private:
+    static std::list<Workspace>& spare() {
+        static auto* const kept = new std::list<Workspace>;
+        return *kept;
+    }
     static inline std::mutex mutex_;
-    static inline std::vector<std::unique_ptr<Workspace>> spare_;
-    std::unique_ptr<Workspace> workspace_;
+    std::list<Workspace> own_;  // one
 };
 
 // search(i, workspace) of every lattice of a batch, which the workspace then holds, on up to `threads` threads. The
@@ -59,7 +64,7 @@ auto results_of(const SausageBatch& batch, std::int64_t threads, const Search& s
     std::vector<std::decay_t<std::invoke_result_t<Search, std::int64_t, Workspace&>>> results(batch.size);
     std::vector<std::exception_ptr> failures(batch.size);
     std::atomic<std::int64_t> next{0};
-    const auto drain = [&] {
+    const auto drain = [&](std::size_t) {
         BorrowedWorkspace workspace;
         for (std::int64_t i; (i = next.fetch_add(1)) < batch.size;) {
             try {
@@ -70,12 +75,9 @@ auto results_of(const SausageBatch& batch, std::int64_t threads, const Search& s
             }
         }
     };
-    const latticebpd::GilRelease gil_release;
-    {
-        std::vector<std::jthread> helpers;
-        for (std::int64_t i = 1; i < std::min(threads, batch.size); ++i) helpers.emplace_back(drain);
-        drain();
-    }
+    const fst::GilRelease gil_release;
+    const auto drains = static_cast<std::size_t>(std::max<std::int64_t>(1, std::min(threads, batch.size)));
+    fst::ThreadPool::instance().run(drains, drains, drain);
     for (const std::exception_ptr& failure : failures)
         if (failure != nullptr) std::rethrow_exception(failure);
     return results;

@@ -128,4 +128,4 @@ class EngineVerifier:
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
-        return Verified(hidden, logits_of, None, BestTokens(best_of, trees, self.model.together))
+        return Verified(hidden, logits_of, None, BestTokens(best_of, trees, self.model.max_cheap_rows))

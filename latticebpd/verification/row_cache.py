@@ -57,8 +57,7 @@ class GrowingLayer(DynamicLayer):
         """Copy vectors within rows; moves: (row, source, destination)."""
         for buffer in self.buffers:
             if buffer.device.type == "cpu":  # calling PyTorch would take longer than copying
-                _, heads, room, size = buffer.shape
-                _engine.move(buffer.data_ptr(), heads, room, size * buffer.element_size(), moves)
+                _engine.move(buffer.view(torch.uint8).numpy(), moves)
             else:
                 rows, sources, destinations = torch.tensor(moves, device=buffer.device).T
                 buffer[rows, :, destinations] = buffer[rows, :, sources]

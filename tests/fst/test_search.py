@@ -388,6 +388,20 @@ def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
             assert score == pytest.approx(model.log_prob(first) + model.log_prob(second, [first]), abs=1e-9)
 
 
+def test_a_searched_row_gives_nothing_to_the_slot_after() -> None:
+    """Labels are searched 16 at a time: where a slot has fewer, the last one is repeated, and must be found once."""
+    model, first = long_rows(), 5  # its 32 arcs are too many to scan for two labels, and too few for an index
+    row = model.states[model.arcs["nextstate"][first]]
+    assert row["narcs"] == 33
+    for last in (model.arcs["ilabel"][row["pos"] + 1 : row["pos"] + 33] - 1).tolist():
+        lattice = np.array([[first, -1], [last - 1, last], [60, 61]]), np.zeros((3, 2))
+        paths = as_list(*search.nbest_paths(*lattice, model, 4))
+        assert len(paths) == 4
+        for path, score in paths:
+            expected = sum(model.log_prob(token, path[:i]) for i, token in enumerate(path))
+            assert score == pytest.approx(expected, abs=1e-9)
+
+
 def test_threads_that_meet_the_same_new_rows_find_the_same_paths() -> None:
     rng = np.random.default_rng(4)
     tokens = np.stack([np.stack([rng.permutation(48)[:8], rng.choice(4000, 8, replace=False)]) for _ in range(200)])

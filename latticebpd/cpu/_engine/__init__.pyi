@@ -25,7 +25,8 @@ class Matrix:
     ) -> Matrix: ...
     @staticmethod
     def of_numbers(memory: WeightMemory, numbers: NDArray[np.float32], quantized: bool) -> Matrix: ...
-    def set_bias(self, bias: Sequence[float]) -> None: ...
+    def set_bias(self, bias: Sequence[float]) -> None:
+        """Before the first product: other threads may be computing one."""
     def multiply(self, x: NDArray[np.float32], threads: int = 1, isa: int = 0) -> NDArray[np.float32]: ...
     def row(self, output: int) -> NDArray[np.float32]: ...
 
@@ -42,7 +43,7 @@ class Layer:
 
 class Settings:
     heads: int
-    groups: int
+    num_kv_heads: int
     head_size: int
     epsilon: float
     scale: float
@@ -53,6 +54,9 @@ class Settings:
     def add_rotation(self, frequencies: Sequence[float], factor: float) -> None: ...
 
 class Cache:
+    """Keys and values of one text. For one call at a time: a pass works without Python's lock, and a call for a cache
+    that another thread's call is using is a ValueError. Threads share a `Transformer` and have caches of their own."""
+
     length: int
     def __init__(self, model: Transformer) -> None: ...
     def keep(self, columns: Sequence[int]) -> None: ...
@@ -61,7 +65,8 @@ class Cache:
 
 class Transformer:
     hidden_size: int
-    together: int
+    max_cheap_rows: int
+    """Rows that take hardly longer than one."""
     def __init__(
         self,
         settings: Settings,
@@ -126,5 +131,5 @@ def top_k(x: Floats, k: int, threads: int, isa: int = 0) -> tuple[Floats, NDArra
     """``[rows, count]`` -> the ``k`` largest numbers of each row and their indices, ``[rows, k]``, largest first, equal
     ones by lower index; and ``[rows]``, ln of the sum of all exponentials. Where that is not finite, values are NaN."""
 
-def move(buffer: int, heads: int, positions: int, bytes: int, moves: Sequence[tuple[int, int, int]], /) -> None:
-    """Copy vectors of ``bytes`` bytes in a buffer ``[rows, heads, positions]``; moves: (row, source, destination)."""
+def move(buffer: NDArray[np.uint8], moves: Sequence[tuple[int, int, int]], /) -> None:
+    """Copy vectors of bytes in a buffer ``[rows, heads, positions, bytes]``; moves: (row, source, destination)."""

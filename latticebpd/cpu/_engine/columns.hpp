@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "architecture.hpp"
@@ -22,14 +21,16 @@ struct Columns {
     // Make them the cache's last columns, after its first `first` ones; the vocabulary bounds the tokens.
     void append(std::size_t vocabulary) const {
         std::vector<std::int64_t>& pending = cache->pending;
-        expect(first <= pending.size(), "columns after those of the text");
+        if (first > pending.size())
+            fst::refuse("expected columns after at most ", pending.size(), " earlier ones, got ", first);
         pending.resize(first);
         cache->reserve(cache->length + first + count);
         for (std::size_t i = 0; i < count; ++i) {
-            expect(tokens[i] >= 0 && tokens[i] < static_cast<std::int64_t>(vocabulary),
-                   "tokens below " + std::to_string(vocabulary) + ", got " + std::to_string(tokens[i]));
-            expect(parents[i] >= -1 && parents[i] < static_cast<std::int64_t>(pending.size()),
-                   "parents before their children");
+            if (tokens[i] < 0 || tokens[i] >= static_cast<std::int64_t>(vocabulary))
+                fst::refuse("expected tokens below ", vocabulary, ", got ", tokens[i]);
+            if (parents[i] < -1 || parents[i] >= static_cast<std::int64_t>(pending.size()))
+                fst::refuse("expected parents before their children, from -1 on, got ", parents[i], " for column ",
+                            pending.size());
             pending.push_back(parents[i]);
         }
     }

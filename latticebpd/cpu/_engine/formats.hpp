@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 
 namespace engine {
 
@@ -21,21 +20,24 @@ enum class Type { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ51 = 7, kQ
                   kBf16 = 30, kUpper = 1000 };
 
 // What a quantized format consists of.
-// bits: of q.  offset: subtracted from q.  minima: whether there is an m.  super: whether s and m are products of a
-// float16 number and a byte.  parts: scales of a group.  block, bytes: inputs and bytes of a block in a file.
+// bits: of q.  offset: subtracted from q.  minima: whether there is an m.  is_k_quant: whether s and m are products of
+// a float16 number and a byte.  parts: scales of a group.  block, bytes: inputs and bytes of a block in a file.
 struct Format {
     std::size_t bits;
     int offset;
-    bool minima, super;
+    bool minima, is_k_quant;
     std::size_t parts, block, bytes;
 
-    constexpr std::size_t weight_bytes() const { return bits * kGroup * kOutputs / 8; }  // of a panel's group
-    constexpr std::size_t scale_bytes() const {
-        return kOutputs * (super ? 2 + parts + 3 * minima : 2 + 2 * minima);
+    // Of a panel's group.
+    [[gnu::always_inline]] constexpr std::size_t weight_bytes() const { return bits * kGroup * kOutputs / 8; }
+    [[gnu::always_inline]] constexpr std::size_t scale_bytes() const {
+        return kOutputs * (is_k_quant ? 2 + parts + 3 * minima : 2 + 2 * minima);
     }
 };
 
-constexpr Format format_of(Type type) {
+[[noreturn]] void refuse_type(Type type);
+
+[[gnu::always_inline]] constexpr Format format_of(Type type) {
     switch (type) {
         case Type::kQ40: return {4, 8, false, false, 1, 32, 18};
         case Type::kQ41: return {4, 0, true, false, 1, 32, 20};
@@ -47,18 +49,22 @@ constexpr Format format_of(Type type) {
         case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
         case Type::kQ6K: return {6, 32, false, true, 2, 256, 210};
         default:
-            throw std::invalid_argument("expected weights as F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K "
-                                        "or Q6_K");
+            refuse_type(type);
     }
 }
 
-inline bool is_quantized(Type type) { return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16; }
+[[gnu::always_inline]] constexpr bool is_quantized(Type type) {
+    return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16;
+}
+
+// The type that a file has a number for.
+Type type_of(int number);
 
 // Inputs and bytes of a block in a file.
 struct Block {
     std::size_t inputs, bytes;
 };
-inline Block block_of(Type type) {
+[[gnu::always_inline]] constexpr Block block_of(Type type) {
     if (!is_quantized(type)) return {1, type == Type::kF32 ? std::size_t{4} : std::size_t{2}};
     return {format_of(type).block, format_of(type).bytes};
 }
@@ -91,7 +97,7 @@ inline float read_number(Type type, const std::uint8_t* bytes) {
                               : std::bit_cast<float>(type == Type::kF32 ? bits : bits << 16);
 }
 
-// A group of one output as it is in a file. q: 0 .. 2^bits - 1.  half, minimum: float16.  bytes: of super formats, the
+// A group of one output as it is in a file. q: 0 .. 2^bits - 1.  half, minimum: float16.  bytes: of K-quants, the
 // scales of the parts, then the minimum's.
 struct Group {
     std::uint8_t q[kGroup];
@@ -116,7 +122,7 @@ inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
             group.q[i] = static_cast<std::uint8_t>((low[i] >> 4 * (sub % 4 / 2) & 15) |
                                                    (high[i] >> 2 * (sub % 4) & 3) << 4);
         std::memcpy(group.bytes, block + 192 + 2 * sub, 2);
-    } else if (format.super) {
+    } else if (format.is_k_quant) {
         const std::uint8_t *s = block + 4, *codes = block + format.bytes - 128 + 32 * (sub / 2);
         group.bytes[0] = static_cast<std::uint8_t>(sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | s[sub - 4] >> 6 << 4);
         group.bytes[1] = static_cast<std::uint8_t>(sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | s[sub] >> 6 << 4);
@@ -171,7 +177,7 @@ inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, We
 inline void write_scales(const Format& format, std::uint8_t* scales, std::size_t output, const Group& group) {
     std::memcpy(scales + 2 * output, &group.half, 2);
     if (format.minima) std::memcpy(scales + 2 * (kOutputs + output), &group.minimum, 2);
-    if (!format.super) return;
+    if (!format.is_k_quant) return;
     std::uint8_t* bytes = scales + 2 * kOutputs * (1 + format.minima);
     for (std::size_t i = 0; i < 2; ++i)
         if (i < format.parts + format.minima) bytes[i * kOutputs + output] = group.bytes[i];
@@ -181,7 +187,7 @@ inline void write_scales(const Format& format, std::uint8_t* scales, std::size_t
 inline float read_scale(const Format& format, const std::uint8_t* scales, std::size_t output, std::size_t part) {
     std::uint16_t half;
     std::memcpy(&half, scales + 2 * output, 2);
-    if (!format.super) return from_half(half);
+    if (!format.is_k_quant) return from_half(half);
     const std::uint8_t byte = scales[2 * kOutputs * (1 + format.minima) + part * kOutputs + output];
     return from_half(half) * static_cast<float>(format.minima ? int{byte} : int{static_cast<std::int8_t>(byte)});
 }
@@ -189,7 +195,7 @@ inline float read_minimum(const Format& format, const std::uint8_t* scales, std:
     if (!format.minima) return 0.0f;
     std::uint16_t half;
     std::memcpy(&half, scales + 2 * (kOutputs + output), 2);
-    return format.super ? -(from_half(half) * static_cast<float>(scales[5 * kOutputs + output])) : from_half(half);
+    return format.is_k_quant ? -(from_half(half) * static_cast<float>(scales[5 * kOutputs + output])) : from_half(half);
 }
 
 // A weight of a panel's group.

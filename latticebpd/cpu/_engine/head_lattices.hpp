@@ -26,6 +26,8 @@ class HeadLattices {
 
     std::size_t inputs() const { return heads_->inputs(); }
     std::size_t tokens() const { return ids_.size(); }
+    std::size_t heads() const { return heads_->heads(); }
+    bool has_transitions() const { return transitions_ != nullptr; }
 
     // x: [rows, inputs], what heads read: the final state, then others and an embedding, which are normalised here.
     // tokens, log_probs: [rows, slots, k]; pairs: [rows, slots - 1, k, k], or null: without transitions.
@@ -42,7 +44,8 @@ class HeadLattices {
         projection_->multiply(states.data(), count, logits.data(), workers);
         TopK{logits.data(), projection_->outputs(), k, own.data(), tokens, log_sums.data()}.rows(count, workers);
         for (std::size_t i = 0; i < own.size(); ++i)
-            expect(std::isfinite(own[i] -= log_sums[i / k]), "finite states, which heads read, got others");
+            if (!std::isfinite(own[i] -= log_sums[i / k]))
+                fst::refuse("expected finite states, which heads read, got others");
         if (pairs == nullptr) std::copy(own.begin(), own.end(), log_probs);
         else {
             const std::lock_guard<std::mutex> lock(keeping_);

@@ -61,6 +61,7 @@ class Int8Heads {
         }
     }
 
+    std::size_t heads() const { return up_.size(); }
     std::size_t inputs() const { return inputs_; }
     std::size_t size() const { return size_; }
 
@@ -71,9 +72,9 @@ class Int8Heads {
         inner.resize(std::max(inner.size(), padded));
         product.resize(std::max(product.size(), rows * size_));
         for (std::size_t head = 0; head < heads; ++head) {
-            up_.at(head).multiply(x, rows, inner.data(), workers);
+            up_[head].multiply(x, rows, inner.data(), workers);
             workers.operations.gate(Activation::kSilu, inner.data(), nullptr, padded, inner.data());
-            down_.at(head).multiply(inner.data(), rows, product.data(), workers);
+            down_[head].multiply(inner.data(), rows, product.data(), workers);
             for (std::size_t row = 0; row < rows; ++row)
                 for (std::size_t i = 0; i < size_; ++i)
                     to[(row * heads + head) * size_ + i] = x[row * inputs_ + i] + product[row * size_ + i];

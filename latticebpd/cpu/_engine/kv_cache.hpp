@@ -5,29 +5,34 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
-#include "expect.hpp"
+#include <fst/refuse.hpp>
+
 #include "operations.hpp"
 #include "weight_memory.hpp"
 
 namespace engine {
 
 struct CacheShape {
-    std::size_t layers, groups, size;  // size: of a head
-    bool half;                         // numbers are float16, else float32
+    std::size_t layers, num_kv_heads, size;  // size: of a head
+    bool half;                               // numbers are float16, else float32
 
     bool operator==(const CacheShape&) const = default;
 };
 
 // Keys and values of one text, in float16 if the model's weights are quantized: attention is about as fast as they are
 // read. A pass appends its columns after the text, further ones after those; then some are kept, or none.
+//
+// One call at a time: a pass works without Python's lock, and any other call for the same cache meanwhile is refused.
 class Cache {
   public:
     explicit Cache(CacheShape shape) : shape_(shape) {}
 
     std::size_t length = 0;             // tokens of the text
     std::vector<std::int64_t> pending;  // parents of the columns after it
+    bool in_use = false;                // by a call; changes under Python's lock only
 
     const CacheShape& shape() const { return shape_; }
 
@@ -35,20 +40,23 @@ class Cache {
         if (positions <= capacity_) return;
         const std::size_t wider = (positions + positions / 2 + 15) / 16 * 16;
         const std::size_t own = capacity_ * shape_.size * bytes(), other = wider * shape_.size * bytes();
-        for (std::vector<std::uint8_t>* each : {&keys_, &values_}) {
-            std::vector<std::uint8_t> next(shape_.layers * shape_.groups * other);
-            for (std::size_t i = 0; i < shape_.layers * shape_.groups; ++i)
-                std::copy_n(each->data() + i * own, own, next.data() + i * other);
-            each->swap(next);
-        }
+        const auto widened = [&](const std::vector<std::uint8_t>& narrower) {
+            std::vector<std::uint8_t> next(shape_.layers * shape_.num_kv_heads * other);
+            for (std::size_t i = 0; i < shape_.layers * shape_.num_kv_heads; ++i)
+                std::copy_n(narrower.data() + i * own, own, next.data() + i * other);
+            return next;
+        };
+        std::vector<std::uint8_t> keys = widened(keys_), values = widened(values_);
+        keys_ = std::move(keys);
+        values_ = std::move(values);
         capacity_ = wider;
     }
 
     // Append the given columns after the text, ascending, to the text; drop the others.
     void keep(const std::vector<std::size_t>& columns) {
         for (std::size_t i = 0; i < columns.size(); ++i)
-            expect(columns[i] < pending.size() && (i == 0 || columns[i] > columns[i - 1]),
-                   "ascending columns after the text");
+            if (columns[i] >= pending.size() || (i > 0 && columns[i] <= columns[i - 1]))
+                fst::refuse("expected ascending columns below ", pending.size(), ", got ", columns[i], " at ", i);
         for (std::size_t i = 0; i < columns.size(); ++i)
             if (columns[i] != i) move(length + columns[i], length + i);
         length += columns.size();
@@ -65,11 +73,11 @@ class Cache {
     const std::uint8_t* keys(std::size_t layer) const { return keys_.data() + at(layer, 0, 0); }
     const std::uint8_t* values(std::size_t layer) const { return values_.data() + at(layer, 0, 0); }
 
-    // Write a column's keys and values: [2, groups, size].
+    // Write a column's keys and values: [2, num_kv_heads, size].
     void write(const Operations& operations, std::size_t layer, std::size_t position, const float* from) {
         if (!shape_.half) return put(layer, position, from);
         thread_local Scratch<std::uint16_t> scratch;
-        const std::size_t count = 2 * shape_.groups * shape_.size;
+        const std::size_t count = 2 * shape_.num_kv_heads * shape_.size;
         std::uint16_t* halves = scratch.of(count);
         operations.to_float16(from, count, halves);
         put(layer, position, halves);
@@ -80,22 +88,22 @@ class Cache {
     std::size_t key_number(std::size_t position, std::size_t d) const {
         return (position / 16 * shape_.size + d) * 16 + position % 16;
     }
-    // The byte of a number of a group.
-    std::size_t at(std::size_t layer, std::size_t group, std::size_t number) const {
-        return ((layer * shape_.groups + group) * capacity_ * shape_.size + number) * bytes();
+    // The byte of a number of a head.
+    std::size_t at(std::size_t layer, std::size_t head, std::size_t number) const {
+        return ((layer * shape_.num_kv_heads + head) * capacity_ * shape_.size + number) * bytes();
     }
     template <typename Number>
     void put(std::size_t layer, std::size_t position, const Number* keys) {
         const std::size_t size = shape_.size;
-        const Number* values = keys + shape_.groups * size;
-        for (std::size_t group = 0; group < shape_.groups; ++group, keys += size, values += size) {
-            std::uint8_t* to = keys_.data() + at(layer, group, key_number(position, 0));
+        const Number* values = keys + shape_.num_kv_heads * size;
+        for (std::size_t head = 0; head < shape_.num_kv_heads; ++head, keys += size, values += size) {
+            std::uint8_t* to = keys_.data() + at(layer, head, key_number(position, 0));
             for (std::size_t d = 0; d < size; ++d) std::memcpy(to + 16 * d * sizeof(Number), keys + d, sizeof(Number));
-            std::memcpy(values_.data() + at(layer, group, position * size), values, size * sizeof(Number));
+            std::memcpy(values_.data() + at(layer, head, position * size), values, size * sizeof(Number));
         }
     }
     void move(std::size_t from, std::size_t to) {
-        for (std::size_t i = 0; i < shape_.layers * shape_.groups; ++i) {
+        for (std::size_t i = 0; i < shape_.layers * shape_.num_kv_heads; ++i) {
             for (std::size_t d = 0; d < shape_.size; ++d)
                 std::copy_n(keys_.data() + at(0, i, key_number(from, d)), bytes(),
                             keys_.data() + at(0, i, key_number(to, d)));
@@ -107,6 +115,26 @@ class Cache {
     CacheShape shape_;
     std::size_t capacity_ = 0;
     std::vector<std::uint8_t> keys_, values_;
+};
+
+// The use of different caches for its lifetime, by one call.
+class CachesInUse {
+  public:
+    explicit CachesInUse(std::vector<Cache*> caches) : caches_(std::move(caches)) {
+        for (const Cache* cache : caches_)
+            if (cache->in_use)
+                fst::refuse("expected a cache for each thread, got one that another thread's call is using; make a "
+                            "cache for each, or wait for that call");
+        for (Cache* cache : caches_) cache->in_use = true;
+    }
+    ~CachesInUse() {
+        for (Cache* cache : caches_) cache->in_use = false;
+    }
+    CachesInUse(const CachesInUse&) = delete;
+    CachesInUse& operator=(const CachesInUse&) = delete;
+
+  private:
+    std::vector<Cache*> caches_;
 };
 
 }  // namespace engine

@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "expect.hpp"
-#include "weight_memory.hpp"
+#include <fst/refuse.hpp>
+
 #include "operations.hpp"
+#include "weight_memory.hpp"
 #include "workers.hpp"
 
 namespace engine {
@@ -49,7 +49,7 @@ class Matrix {
                 float largest = 0.0f;
                 for (std::size_t i = 0; i < kGroup; ++i) largest = std::max(largest, std::abs(from[i]));
                 if (!(largest < kLargestWeight) || std::any_of(from, from + kGroup, [](float w) { return w != w; }))
-                    throw std::invalid_argument("expected finite weights below 8 million, which 8 bits can hold");
+                    fst::refuse("expected finite weights below 8 million, which 8 bits can hold");
                 Group to{};
                 to.half = to_half(largest / 127.0f);
                 const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
@@ -95,10 +95,11 @@ class Matrix {
         return rounded;
     }
 
-    void set_bias(const std::vector<float>& bias) {
-        expect(bias.size() == outputs, "a bias of as many numbers as outputs");
-        bias_ = bias;
-        bias_.resize(count() * width());
+    // Before the first product, which other threads may compute.
+    void set_bias(std::vector<float> bias) {
+        if (bias.size() != outputs) fst::refuse("expected a bias of ", outputs, " numbers, got ", bias.size());
+        bias.resize(count() * width());
+        bias_ = std::move(bias);
     }
 
     Panels panels() const {
@@ -131,10 +132,10 @@ class Matrix {
   private:
     Matrix(const std::shared_ptr<WeightMemory>& memory, Type own, std::size_t rows, std::size_t columns)
         : type(own), outputs(rows), inputs(columns), memory_(memory) {
-        expect(outputs > 0 && inputs > 0, "a matrix with outputs and inputs");
+        if (outputs == 0 || inputs == 0)
+            fst::refuse("expected a matrix with outputs and inputs, got ", outputs, " x ", inputs);
         const std::size_t block = block_of(type).inputs;
-        expect(inputs % block == 0,
-               "rows of a multiple of " + std::to_string(block) + " weights, got " + std::to_string(inputs));
+        if (inputs % block != 0) fst::refuse("expected rows of a multiple of ", block, " weights, got ", inputs);
         panels_ = memory_->take(bytes());
     }
 
@@ -199,8 +200,8 @@ class Input {
     void quantize() {
         if (quantized_.numbers != nullptr) return;
         thread_local Scratch<QuantizedGroup> memory;
-        const std::size_t groups = inputs_ / kGroup;
-        quantized_ = {rows_, groups, memory.of(groups * rows_)};
+        const std::size_t num_groups = inputs_ / kGroup;
+        quantized_ = {rows_, num_groups, memory.of(num_groups * rows_)};
         workers_.each(rows_, [&](std::size_t row) { workers_.operations.quantize(x_, row, row + 1, quantized_); });
     }
 

@@ -4,15 +4,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
+#include <fst/gil_release.hpp>
+#include <fst/refuse.hpp>
+
 #include "kernels.hpp"
-#include "latticebpd/gil_release.hpp"
 #include "transformer.hpp"
 
 namespace py = pybind11;
@@ -20,7 +23,8 @@ using namespace py::literals;
 
 namespace engine {
 
-using latticebpd::GilRelease;
+using fst::GilRelease;
+using fst::refuse;
 template <typename Number>
 using Array = py::array_t<Number, py::array::c_style>;
 
@@ -38,22 +42,25 @@ Array<Number> computed(const Transformer& model, const Array<float>& states, std
 py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, const std::vector<std::size_t>& counts,
                const Array<std::int64_t>& tokens, const Array<std::int64_t>& parents,
                const std::vector<std::size_t>& layers, std::size_t threads, bool grow) {
-    expect(caches.size() == counts.size(), "a number of columns for each cache");
+    if (caches.size() != counts.size())
+        refuse("expected a number of columns for each of ", caches.size(), " caches, got ", counts.size());
     std::vector<Columns> texts;
     std::size_t total = 0;
     const auto size = static_cast<std::size_t>(tokens.size());
     for (std::size_t i = 0; i < caches.size(); ++i) {
-        expect(caches[i] != nullptr && std::count(caches.begin(), caches.end(), caches[i]) == 1, "different caches");
-        expect(caches[i]->shape() == model.cache_shape(), "caches of the model");
-        expect(counts[i] <= size - total, "as many tokens and parents as columns");
+        if (caches[i] == nullptr || std::count(caches.begin(), caches.end(), caches[i]) != 1)
+            refuse("expected different caches, got one twice or none");
+        if (caches[i]->shape() != model.cache_shape()) refuse("expected caches of the model, got another's");
+        if (counts[i] > size - total) refuse("expected as many tokens and parents as columns, got ", size);
         texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i],
                          grow ? caches[i]->pending.size() : 0});
         total += counts[i];
     }
-    expect(tokens.ndim() == 1 && parents.ndim() == 1 && size == total &&
-               static_cast<std::size_t>(parents.size()) == total, "as many tokens and parents as columns");
+    if (tokens.ndim() != 1 || parents.ndim() != 1 || size != total || static_cast<std::size_t>(parents.size()) != total)
+        refuse("expected as many tokens and parents as columns, ", total, ", got ", size, " and ", parents.size());
     for (const std::size_t layer : layers)
-        expect(layer < model.num_layers(), "layers below " + std::to_string(model.num_layers()));
+        if (layer >= model.num_layers()) refuse("expected layers below ", model.num_layers(), ", got ", layer);
+    const CachesInUse in_use(caches);
     Array<float> hidden({total, model.hidden()}), states({total, layers.size() * model.hidden()});
     float *to = hidden.mutable_data(), *states_to = states.mutable_data();
     {
@@ -67,11 +74,12 @@ PYBIND11_MODULE(_engine, module) {
     bind_kernels(module);
     module.def("isas", [] { return operations().size(); });
     module.def("dequantized", [](int type, const Array<std::uint8_t>& blocks) {
-                   const auto [inputs, bytes] = block_of(static_cast<Type>(type));
+                   const Type own = type_of(type);
+                   const auto [inputs, bytes] = block_of(own);
                    const auto size = static_cast<std::size_t>(blocks.size());
-                   expect(size % bytes == 0, "whole blocks");
+                   if (size % bytes != 0) refuse("expected blocks of ", bytes, " bytes, got ", size, " bytes");
                    Array<float> numbers(static_cast<py::ssize_t>(size / bytes * inputs));
-                   read_row(static_cast<Type>(type), blocks.data(), size / bytes * inputs, numbers.mutable_data());
+                   read_row(own, blocks.data(), size / bytes * inputs, numbers.mutable_data());
                    return numbers;
                }, "type"_a, "blocks"_a);
     py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
@@ -79,14 +87,19 @@ PYBIND11_MODULE(_engine, module) {
         .def_static("of_blocks",
                     [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks,
                        std::size_t outputs, std::size_t inputs, const std::vector<std::int64_t>& order) {
-                        const auto own = static_cast<Type>(type);
+                        const Type own = type_of(type);
                         const auto [block, bytes] = block_of(own);
                         const auto size = static_cast<std::size_t>(blocks.size());
-                        expect(inputs % block == 0 && size == outputs * (inputs / block) * bytes,
-                               "blocks of all weights");
-                        expect(order.empty() || order.size() == outputs, "a row for each output");
+                        // By division, since products of such numbers may not fit.
+                        if (inputs == 0 || inputs % block != 0 || size % bytes != 0 ||
+                            size / bytes % (inputs / block) != 0 || size / bytes / (inputs / block) != outputs)
+                            refuse("expected blocks of all weights, ", outputs, " x ", inputs, " in blocks of ", block,
+                                   " weights and ", bytes, " bytes, got ", size, " bytes");
+                        if (!order.empty() && order.size() != outputs)
+                            refuse("expected a row for each of ", outputs, " outputs, got ", order.size());
                         for (const std::int64_t row : order)
-                            expect(row >= 0 && row < static_cast<std::int64_t>(outputs), "rows of the matrix");
+                            if (row < 0 || row >= static_cast<std::int64_t>(outputs))
+                                refuse("expected rows of the matrix below ", outputs, ", got ", row);
                         const std::uint8_t* from = blocks.data();
                         const GilRelease released;
                         return std::make_shared<Matrix>(memory, own, from, outputs, inputs, order);
@@ -94,7 +107,8 @@ PYBIND11_MODULE(_engine, module) {
                     "memory"_a, "type"_a, "blocks"_a, "outputs"_a, "inputs"_a, "order"_a = std::vector<std::int64_t>{})
         .def_static("of_numbers",
                     [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool quantized) {
-                        expect(numbers.ndim() == 2, "weights [outputs, inputs]");
+                        if (numbers.ndim() != 2)
+                            refuse("expected weights [outputs, inputs], got ", numbers.ndim(), " axes");
                         const float* from = numbers.data();
                         const auto outputs = static_cast<std::size_t>(numbers.shape(0));
                         const auto inputs = static_cast<std::size_t>(numbers.shape(1));
@@ -108,14 +122,14 @@ PYBIND11_MODULE(_engine, module) {
         .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
                  const std::size_t rows = rows_of(x, matrix.inputs);
                  Array<float> y({rows, matrix.outputs});
-                 const Workers workers{*operations().at(isa), std::max<std::size_t>(1, threads)};
+                 const Workers workers{operations(isa), threads};
                  float* to = y.mutable_data();
                  const GilRelease released;
                  Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
                  return y;
              }, "x"_a, "threads"_a = 1, "isa"_a = 0)
         .def("row", [](const Matrix& matrix, std::size_t output) {
-                 expect(output < matrix.outputs, "an output of the matrix");
+                 if (output >= matrix.outputs) refuse("expected an output below ", matrix.outputs, ", got ", output);
                  Array<float> weights(static_cast<py::ssize_t>(matrix.inputs));
                  matrix.row(output, weights.mutable_data());
                  return weights;
@@ -136,7 +150,7 @@ PYBIND11_MODULE(_engine, module) {
              });
     py::class_<Settings>(module, "Settings")
         .def(py::init<>())
-        .def_readwrite("heads", &Settings::heads).def_readwrite("groups", &Settings::groups)
+        .def_readwrite("heads", &Settings::heads).def_readwrite("num_kv_heads", &Settings::num_kv_heads)
         .def_readwrite("head_size", &Settings::head_size).def_readwrite("epsilon", &Settings::epsilon)
         .def_readwrite("scale", &Settings::scale).def_readwrite("attention_softcap", &Settings::attention_softcap)
         .def_readwrite("logit_softcap", &Settings::logit_softcap)
@@ -147,9 +161,20 @@ PYBIND11_MODULE(_engine, module) {
     py::class_<Cache>(module, "Cache")
         .def(py::init([](const Transformer& model) { return Cache(model.cache_shape()); }))
         .def_readonly("length", &Cache::length)
-        .def("keep", &Cache::keep)
-        .def("cut", &Cache::cut)
-        .def("__copy__", [](const Cache& cache) { return cache; });
+        .def("keep", [](Cache& cache, const std::vector<std::size_t>& columns) {
+                 const CachesInUse in_use({&cache});
+                 cache.keep(columns);
+             })
+        .def("cut", [](Cache& cache, std::size_t tokens) {
+                 const CachesInUse in_use({&cache});
+                 cache.cut(tokens);
+             })
+        .def("__copy__", [](Cache& cache) {
+                 const CachesInUse in_use({&cache});
+                 Cache copied = cache;
+                 copied.in_use = false;
+                 return copied;
+             });
     py::class_<Transformer>(module, "Transformer")
         .def(py::init([](const Settings& settings, const std::vector<Layer>& layers,
                          const std::shared_ptr<Matrix>& embedding, const std::shared_ptr<Matrix>& projection,
@@ -157,7 +182,7 @@ PYBIND11_MODULE(_engine, module) {
                  return std::make_unique<Transformer>(settings, layers, embedding, projection, norm, isa);
              }), "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
         .def_property_readonly("hidden_size", &Transformer::hidden)
-        .def_property_readonly("together", &Transformer::together)
+        .def_property_readonly("max_cheap_rows", &Transformer::max_cheap_rows)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
         .def("logits", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
                  const auto logits = [&](auto... at) { model.logits(at..., threads); };

@@ -1,55 +1,46 @@
 #include "operations.hpp"
 
-#include <algorithm>
-#include <type_traits>
-
 #if defined(__x86_64__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // wrong for this header's undefined vectors (GCC's bug 105593)
-#include <immintrin.h>
-#pragma GCC diagnostic pop
+#include <cpuid.h>
 #endif
 
-#include "weight_memory.hpp"
+#include <fst/refuse.hpp>
 
 namespace engine {
 
-#define ENGINE_ISA 0
-namespace plain {
-#include "operations.inc"
-}
+namespace {
 
 #if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#undef ENGINE_ISA
-#define ENGINE_ISA 1
-namespace avx2 {
-#include "operations.inc"
+// Not every compiler's __builtin_cpu_supports knows this one.
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
-#undef ENGINE_ISA
-#define ENGINE_ISA 2
-namespace vnni {
-#include "operations.inc"
-}
-#pragma GCC pop_options
 #endif
 
-std::vector<const Operations*> operations() {
-    std::vector<const Operations*> supported;
+std::vector<const Operations*> supported() {
+    std::vector<const Operations*> all;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        supported.push_back(&vnni::table);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-        supported.push_back(&avx2::table);
+        all.push_back(&avx512_operations);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) all.push_back(&avx2_operations);
 #endif
-    supported.push_back(&plain::table);
-    return supported;
+    all.push_back(&plain_operations);
+    return all;
+}
+
+}  // namespace
+
+const std::vector<const Operations*>& operations() {
+    static const std::vector<const Operations*> all = supported();
+    return all;
+}
+
+const Operations& operations(std::size_t isa) {
+    if (isa >= operations().size())
+        fst::refuse("expected the number of an instruction set below ", operations().size(), ", got ", isa);
+    return *operations()[isa];
 }
 
 }  // namespace engine

@@ -22,7 +22,7 @@ class Transformer {
                 Numbers final_norm, std::size_t isa)
         : settings_(std::move(settings)), layers_(std::move(layers)), embedding_(std::move(embedding)),
           projection_(std::move(projection)), final_norm_(std::move(final_norm)),
-          best_(projection_, settings_.logit_softcap), operations_(*operations().at(isa)) {
+          best_(projection_, settings_.logit_softcap), operations_(operations(isa)) {
         check(settings_, layers_, embedding_, projection_, final_norm_);
         for (const Layer& layer : layers_)
             if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end())
@@ -32,25 +32,32 @@ class Transformer {
     std::size_t hidden() const { return embedding_->inputs; }
     std::size_t vocabulary() const { return projection_->outputs; }
     std::size_t num_layers() const { return layers_.size(); }
-    std::size_t together() const { return operations_.together; }
+    std::size_t max_cheap_rows() const { return operations_.max_cheap_rows; }
     CacheShape cache_shape() const {
-        return {layers_.size(), settings_.groups, settings_.head_size, is_quantized(layers_.front().query->type)};
+        return {layers_.size(), settings_.num_kv_heads, settings_.head_size, is_quantized(layers_.front().query->type)};
     }
 
     // One pass. to: [columns, hidden] final, normalised states.  selected: layers whose states are wanted, too, from 0;
     // states: [columns, selected, hidden], the last layer's normalised.
     void read(const std::vector<Columns>& texts, float* to, const std::vector<std::size_t>& selected, float* states,
               std::size_t threads) const {
-        const Workers workers{operations_, contention_.allowed(threads)};
+        const Workers workers = available(threads);
         const auto begin = std::chrono::steady_clock::now();
-        ThreadPool::waited() = {};
-        read(texts, to, selected, states, workers);
-        if (workers.threads > 1) contention_.report(ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
+        fst::ThreadPool::waited() = {};
+        try {
+            read(texts, to, selected, states, workers);
+        } catch (...) {  // columns without keys and values
+            for (const Columns& text : texts)
+                if (text.cache->pending.size() > text.first) text.cache->pending.resize(text.first);
+            throw;
+        }
+        if (workers.threads > 1)
+            contention_.report(fst::ThreadPool::waited(), std::chrono::steady_clock::now() - begin);
     }
 
     // states: [rows, hidden]; to: [rows, vocabulary].
     void logits(const float* states, std::size_t rows, float* to, std::size_t threads) const {
-        const Workers workers{operations_, contention_.allowed(threads)};
+        const Workers workers = available(threads);
         Input(states, rows, hidden(), workers).multiply({projection_.get()}, to, vocabulary());
         if (settings_.logit_softcap != 0.0f)
             workers.each(rows, [&](std::size_t row) {
@@ -60,10 +67,16 @@ class Transformer {
 
     // to: [rows] the token of the largest logit, of equal ones the lowest.
     void best(const float* states, std::size_t rows, std::int64_t* to, std::size_t threads) const {
-        best_.find(states, rows, to, {operations_, contention_.allowed(threads)});
+        best_.find(states, rows, to, available(threads));
     }
 
   private:
+    Workers available(std::size_t threads) const {
+        Workers workers{operations_, threads};
+        workers.threads = contention_.allowed(threads);
+        return workers;
+    }
+
     void read(const std::vector<Columns>& texts, float* to, const std::vector<std::size_t>& selected, float* states,
               const Workers& workers) const {
         std::vector<std::size_t> begins{0};
@@ -80,7 +93,7 @@ class Transformer {
         }
         const std::size_t rows = begins.back(), size = hidden(), attended = settings_.heads * settings_.head_size;
         if (rows == 0) return;
-        const std::size_t kv = settings_.groups * settings_.head_size, all = attended + 2 * kv;
+        const std::size_t kv = settings_.num_kv_heads * settings_.head_size, all = attended + 2 * kv;
         std::size_t inner = 0;
         for (const Layer& layer : layers_) inner = std::max(inner, layer.gate->outputs);
         thread_local Scratch<float> memory[6];
@@ -161,11 +174,11 @@ class Transformer {
     void prepare(const Layer& layer, std::size_t number, const std::vector<Columns>& texts,
                  const std::vector<std::size_t>& begins, float* wide, std::size_t step,
                  const std::vector<Rotation>& rotations, const Workers& workers) const {
-        const std::size_t size = settings_.head_size, heads = settings_.heads, groups = settings_.groups;
+        const std::size_t size = settings_.head_size, heads = settings_.heads, num_kv_heads = settings_.num_kv_heads;
         workers.each(begins.back(), [&](std::size_t row) {
             const std::size_t text = static_cast<std::size_t>(
                 std::upper_bound(begins.begin(), begins.end(), row) - begins.begin() - 1);
-            for (std::size_t head = 0; head < heads + groups; ++head) {
+            for (std::size_t head = 0; head < heads + num_kv_heads; ++head) {
                 float* own = wide + row * step + head * size;
                 const Numbers& weights = head < heads ? layer.query_norm : layer.key_norm;
                 if (!weights.empty()) operations_.norm(own, weights.data(), size, settings_.epsilon, own);
@@ -183,7 +196,7 @@ class Transformer {
                 const float* wide, std::size_t step, float* to, const Workers& workers) const {
         constexpr std::size_t kColumns = 4;  // of a task
         struct Part {
-            std::size_t text, group, begin;
+            std::size_t text, kv_head, begin;
         };
         std::vector<Part> parts;
         std::vector<Attention> attentions;
@@ -194,17 +207,18 @@ class Transformer {
             const MaskView& mask = masks[text][kind];
             attentions.push_back({wide + begins[text] * step, own.cache->keys(number), own.cache->values(number),
                                   to + begins[text] * settings_.heads * settings_.head_size, step, settings_.heads,
-                                  settings_.groups, settings_.head_size, own.cache->capacity(), own.cache->length,
+                                  settings_.num_kv_heads, settings_.head_size, own.cache->capacity(), own.cache->length,
                                   own.first + own.count, mask.first.data(), mask.begin.data(), mask.ancestors.data(),
                                   settings_.scale, settings_.attention_softcap, own.cache->shape().half});
             for (std::size_t begin = 0; begin < own.count; begin += kColumns)
-                for (std::size_t group = 0; group < settings_.groups; ++group) parts.push_back({text, group, begin});
+                for (std::size_t kv_head = 0; kv_head < settings_.num_kv_heads; ++kv_head)
+                    parts.push_back({text, kv_head, begin});
         }
         workers.run(parts.size(), [&](std::size_t i) {
             thread_local Scratch<float> scratch;
             const Attention& own = attentions[parts[i].text];
             const std::size_t begin = parts[i].begin, end = std::min(texts[parts[i].text].count, begin + kColumns);
-            operations_.attend(own, parts[i].group, begin, end, scratch.of(attention_scratch(own, end - begin)));
+            operations_.attend(own, parts[i].kv_head, begin, end, scratch.of(attention_scratch(own, end - begin)));
         });
     }
 

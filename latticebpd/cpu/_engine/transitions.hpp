@@ -42,8 +42,9 @@ class TokenProducts {
     void compute(const std::int32_t* tokens, std::size_t count, const Workers& workers) {
         std::vector<std::size_t> missing;
         for (std::size_t i = 0; i < count; ++i)
-            if (const auto token = static_cast<std::size_t>(tokens[i]); !std::exchange(known_.at(token), 1))
-                missing.push_back(token);
+            if (const auto token = static_cast<std::size_t>(tokens[i]); known_.at(token) == 0) missing.push_back(token);
+        std::sort(missing.begin(), missing.end());
+        missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
         const std::size_t inputs = embeddings_->inputs();
         std::vector<float> rows(missing.size() * inputs + kGroup), products(missing.size() * width_);
         for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -54,6 +55,7 @@ class TokenProducts {
         for (std::size_t i = 0; i < missing.size(); ++i) {
             float* to = products_.get() + missing[i] * step_;
             std::fill(std::copy_n(products.data() + i * width_, width_, to), to + step_, 0.0f);
+            known_[missing[i]] = 1;
         }
     }
 

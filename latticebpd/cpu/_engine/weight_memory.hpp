@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -16,23 +18,21 @@
 
 namespace engine {
 
-// Bytes of weights that are prefetched: within the second cache, and far enough that a product of a few rows, which has
-// more to do for each weight, does not wait for memory.
-constexpr std::size_t kAhead = 32768;
-
 // Memory for all weights of a model, on huge pages where the system has them: a model's weights exceed what a TLB of
 // small pages reaches. All of it is freed at once.
 class WeightMemory {
   public:
-    // Bytes, all 0, that begin on a cache line. Not for several threads at once.
+    // Bytes, all 0, that begin on a cache line.
     std::uint8_t* take(std::size_t count) {
+        const std::lock_guard<std::mutex> lock(taking_);
         count = (count + 63) / 64 * 64;
         if (count > left_) {
             const std::size_t size = std::max(kBlock, (count + kPage - 1) / kPage * kPage);
-            blocks_.emplace_back(static_cast<std::uint8_t*>(::operator new(size, std::align_val_t{kPage})));
+            Block block(static_cast<std::uint8_t*>(::operator new(size, std::align_val_t{kPage})));
 #if defined(__linux__)
-            madvise(blocks_.back().get(), size, MADV_HUGEPAGE);
+            madvise(block.get(), size, MADV_HUGEPAGE);
 #endif
+            blocks_.push_back(std::move(block));
             next_ = blocks_.back().get();
             left_ = size;
         }
@@ -52,7 +52,9 @@ class WeightMemory {
     struct Delete {
         void operator()(std::uint8_t* bytes) const { ::operator delete(bytes, std::align_val_t{kPage}); }
     };
-    std::vector<std::unique_ptr<std::uint8_t, Delete>> blocks_;
+    using Block = std::unique_ptr<std::uint8_t, Delete>;
+    std::mutex taking_;
+    std::vector<Block> blocks_;
     std::uint8_t* next_ = nullptr;
     std::size_t left_ = 0;
     std::atomic<std::size_t> taken_ = 0;
@@ -64,8 +66,11 @@ class Scratch {
   public:
     Number* of(std::size_t count) {
         if (count > count_) {
-            count_ = count + count / 2;
-            numbers_.reset(static_cast<Number*>(::operator new(count_ * sizeof(Number), kLine)));
+            const std::size_t wider = count + count / 2;
+            count_ = 0;  // so that a failure leaves no memory, rather than less than is counted
+            numbers_.reset();
+            numbers_.reset(static_cast<Number*>(::operator new(wider * sizeof(Number), kLine)));
+            count_ = wider;
         }
         return numbers_.get();
     }

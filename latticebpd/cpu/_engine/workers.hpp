@@ -6,13 +6,21 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
-#include "thread_pool.hpp"
+#include <fst/refuse.hpp>
+#include <fst/thread_pool.hpp>
+
 #include "operations.hpp"
 
 namespace engine {
 
 struct Workers {
+    Workers(const Operations& own, std::size_t number) : operations(own), threads(number) {
+        if (threads < 1 || threads > std::numeric_limits<std::int32_t>::max())
+            fst::refuse("expected a number of threads from 1 to 2^31 - 1, got ", threads);
+    }
+
     const Operations& operations;
     std::size_t threads;
 
@@ -20,18 +28,18 @@ struct Workers {
     void run(std::size_t count, const Task& task) const {
         if (threads <= 1 || count <= 1)
             for (std::size_t i = 0; i < count; ++i) task(i);
-        else ThreadPool::instance().run(threads, count, task);
+        else fst::ThreadPool::instance().run(threads, count, task);
     }
 
     // task(row) for every row; few rows are not worth a thread's attention.
     template <typename Task>
     void each(std::size_t rows, const Task& task) const {
-        constexpr std::size_t kTogether = 4;
-        if (rows <= 2 * kTogether)
+        constexpr std::size_t kRows = 4;  // of a task
+        if (rows <= 2 * kRows)
             for (std::size_t row = 0; row < rows; ++row) task(row);
         else
-            run((rows + kTogether - 1) / kTogether, [&](std::size_t part) {
-                for (std::size_t row = part * kTogether; row < std::min(rows, (part + 1) * kTogether); ++row) task(row);
+            run((rows + kRows - 1) / kRows, [&](std::size_t part) {
+                for (std::size_t row = part * kRows; row < std::min(rows, (part + 1) * kRows); ++row) task(row);
             });
     }
 };

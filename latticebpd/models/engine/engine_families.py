@@ -107,7 +107,7 @@ def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
     """
     family, config, decoder = FAMILIES[type(model).__name__], model.config, model.model
     settings = _engine.Settings()
-    settings.heads, settings.groups = config.num_attention_heads, config.num_key_value_heads
+    settings.heads, settings.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     settings.head_size, settings.epsilon = _head_size(config), config.rms_norm_eps
     settings.scale = float(decoder.layers[0].self_attn.scaling)
     settings.attention_softcap, settings.logit_softcap = (

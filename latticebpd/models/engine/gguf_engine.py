@@ -45,7 +45,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
 
     settings = _engine.Settings()
     settings.heads = number("attention.head_count")
-    settings.groups = number("attention.head_count_kv", settings.heads)
+    settings.num_kv_heads = number("attention.head_count_kv", settings.heads)
     hidden = number("embedding_length")
     settings.head_size = number("attention.key_length", hidden // settings.heads)
     settings.epsilon = number("attention.layer_norm_rms_epsilon", integer=False)

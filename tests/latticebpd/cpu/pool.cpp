@@ -1,4 +1,4 @@
-// The kernels' thread pool by itself: every task once, failures, other callers, children of fork().  Built and run by
+// The thread pool by itself: every task once, failures, other callers, children of fork().  Built and run by
 // tests/sanitize.sh under ThreadSanitizer, and by test_kernels.py; exit status 1 with what was wrong.
 
 #include <atomic>
@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../latticebpd/cpu/_engine/thread_pool.hpp"
+#include "../../../fst/include/fst/thread_pool.hpp"
 
 namespace {
 
-using engine::ThreadPool;
+using fst::ThreadPool;
 
 void require(bool right, const char* what) {
     if (right) return;

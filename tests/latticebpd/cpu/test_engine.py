@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -497,8 +498,69 @@ def test_misuse_of_the_compiled_parts_is_refused() -> None:
         assert cache.length == length
     with pytest.raises(ValueError, match="states"):
         engine.best(np.zeros((2, 63), np.float32), 1)
-    with pytest.raises(ValueError, match="blocks of all weights"):
-        _engine.Matrix.of_blocks(_engine.WeightMemory(), 8, np.zeros(33, np.uint8), 1, 32)
+    for count, outputs, inputs in ((33, 1, 32), (34, 1, 33), (0, 0, 0), (0, 2**63, 64), (34, 2**63 + 1, 64), (0, 1, 0)):
+        with pytest.raises(ValueError, match="expected blocks of all weights"):
+            _engine.Matrix.of_blocks(_engine.WeightMemory(), 8, np.zeros(count, np.uint8), outputs, inputs)
+    with pytest.raises(ValueError, match=r"expected weights as F32, F16, .*, got type 1000"):  # the engine's own
+        _engine.Matrix.of_blocks(_engine.WeightMemory(), 1000, np.zeros(26, np.uint8), 1, 32)
+    engine.read([cache], [2], tokens, np.array([-1, 0]), [], 1)
+    with pytest.raises(ValueError, match="expected tokens below"):
+        engine.read([cache], [2], np.array([3, 500]), np.array([-1, 0]), [], 1)
+    with pytest.raises(ValueError, match="ascending columns"):
+        cache.keep([0])  # of the pass that failed
+
+
+def test_heads_whose_size_no_number_holds_are_refused() -> None:
+    memory, layer, own = _engine.WeightMemory(), _engine.Layer(), _engine.Settings()
+    matrix = _engine.Matrix.of_numbers(memory, np.ones((16, 16), np.float32), False)
+    layer.input_norm = layer.mlp_norm = [1.0] * 16
+    layer.rotation = -1
+    layer.set_matrices([matrix] * 7)
+    own.head_size, own.num_kv_heads = 16, 1
+    for heads in (1, 2**60 + 1):  # the second one's size is 16, modulo 2^64
+        own.heads = heads
+        if heads == 1:
+            _engine.Transformer(own, [layer], matrix, matrix, [1.0] * 16)
+        else:
+            with pytest.raises(ValueError, match=r"expected heads of at most 2\^31 numbers in all"):
+                _engine.Transformer(own, [layer], matrix, matrix, [1.0] * 16)
+
+
+def test_a_cache_is_for_one_call_at_a_time() -> None:
+    """While a thread reads into it, all other calls are refused; of the text nothing is lost."""
+    engine = make_engine(tiny("llama")).transformer
+    cache, stop = _engine.Cache(engine), threading.Event()
+    tokens, parents = np.arange(64) % 7, np.arange(-1, 63)
+    expected, _ = engine.read([cache], [64], tokens, parents, [], 1)
+    got: list[np.ndarray] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            got.append(engine.read([cache], [64], tokens, parents, [], 1)[0])
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    refused = set()
+    calls: dict[str, Any] = {
+        "keep": lambda: cache.keep([]),
+        "cut": lambda: cache.cut(0),
+        "copy": lambda: copy.copy(cache),
+        "read": lambda: engine.read([cache], [1], tokens[:1], parents[:1], [], 1),
+    }
+    deadline = time.monotonic() + 120
+    while len(refused) < len(calls) and time.monotonic() < deadline:
+        for name, call in calls.items():
+            try:
+                call()
+            except ValueError as error:
+                if "got one that another thread's call is using" in str(error):
+                    refused.add(name)
+    stop.set()
+    worker.join()
+    assert refused == set(calls)
+    assert cache.length == 0
+    assert all((each == expected).all() for each in got)
+    assert copy.copy(cache).length == 0
 
 
 def chain_of(verifier: EngineVerifier, text: list[int]) -> Verified:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from latticebpd.cpu import _engine
 
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ISAS = range(_engine.isas())
 THREADS = pytest.mark.parametrize("threads", [1, 2])
 
@@ -103,7 +107,7 @@ def test_arrays_of_other_shapes_are_refused() -> None:
     heads = _engine.Int8Heads(up, down)
     x = np.ones((2, 12), np.float32)
     assert heads.states(x, 2, 1).shape == (2, 2, 6)
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="expected at most 2 heads, got 3"):
         heads.states(x, 3, 1)
     with pytest.raises(ValueError, match=r"expected states \[rows, 12\]"):
         heads.states(x[:, 1:], 2, 1)
@@ -113,9 +117,12 @@ def test_arrays_of_other_shapes_are_refused() -> None:
     ties = np.ones((2, 5, 6), np.float32), np.ones((5, 6), np.float32)
     projection = _engine.Int8Weights(np.ones((3, 6), np.float32))
     lattices = _engine.HeadLattices(heads, projection, range(3), *ties)
-    for slots, k in ((0, 1), (1, 0), (1, 4)):
-        with pytest.raises(ValueError, match="expected slots and at most 3 arcs"):
+    for slots, k in ((0, 1), (3, 1), (1, 0), (1, 4)):
+        with pytest.raises(ValueError, match="expected 1 to 2 slots and 1 to 3 arcs"):
             lattices.lattices(x, slots, k, False, 1)
+    plain = _engine.HeadLattices(heads, projection, range(3), np.zeros((2, 0, 6)), np.zeros((0, 6)))
+    with pytest.raises(ValueError, match="expected heads with transitions"):
+        plain.lattices(x, 2, 1, True, 1)
     with pytest.raises(ValueError, match="expected an id of each of the projection's tokens"):
         _engine.HeadLattices(heads, projection, range(2), *ties)
     with pytest.raises(ValueError, match="expected heads of the projection's size"):
@@ -125,6 +132,32 @@ def test_arrays_of_other_shapes_are_refused() -> None:
     for array, k in ((x, 0), (x, 13), (x[0], 1), (x[None], 1)):
         with pytest.raises(ValueError, match="expected k > 0 and rows of at least k numbers"):
             _engine.top_k(array, k, 1)
+    for threads in (0, 2**31, 2**62):
+        with pytest.raises(ValueError, match=rf"expected a number of threads from 1 to 2\^31 - 1, got {threads}"):
+            matrix.multiply(np.ones((2, 9), np.float32), threads)
+    with pytest.raises(ValueError, match=f"expected the number of an instruction set below {len(ISAS)}, got 7"):
+        _engine.top_k(x, 1, 1, 7)
+
+
+def test_vectors_are_moved_within_their_buffer_only() -> None:
+    """A buffer is an array, whose shape bounds the moves."""
+    buffer = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+    moved = buffer.copy()
+    _engine.move(moved, [(1, 0, 3), (1, 3, 0), (0, 2, 1)])
+    expected = buffer.copy()
+    expected[1, :, 3], expected[1, :, 0], expected[0, :, 1] = buffer[1, :, 0], buffer[1, :, 3], buffer[0, :, 2]
+    np.testing.assert_array_equal(moved, expected)
+    for move in ((2, 0, 0), (0, 4, 0), (0, 0, 4), (2**63, 0, 0)):
+        with pytest.raises(ValueError, match=r"expected moves within 2 rows and 4 positions, got one in row \d+ from"):
+            _engine.move(moved, [move])
+    with pytest.raises(ValueError, match=r"expected bytes \[rows, heads, positions, size\], got 3 axes"):
+        _engine.move(moved[0], [(0, 0, 0)])
+    for other in (moved[:, :, ::2], moved.astype(np.float32), 8):
+        with pytest.raises(TypeError):
+            _engine.move(other, [(0, 0, 0)])
+    moved.setflags(write=False)
+    with pytest.raises(ValueError, match="not writeable"):
+        _engine.move(moved, [(0, 0, 0)])
 
 
 def head_lattices(rng: np.random.Generator, width: int) -> tuple[Any, Any, Any, list[np.ndarray], Any]:
@@ -182,6 +215,21 @@ def test_transitions_of_heads_are_close_to_their_formula(width: int, threads: in
         single = kernels.lattices(inputs[[row]], 3, 9, True, threads)
         for ours, wanted in zip(single, (tokens, arcs, gains), strict=True):
             np.testing.assert_array_equal(ours[0], wanted[row])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors' files have no instructions of their own")
+@pytest.mark.parametrize("name", PROJECT["tool"]["latticebpd"]["instructions"])
+def test_a_file_with_instructions_of_its_own_shares_no_function(name: str, tmp_path: Path) -> None:
+    """Of copies in several files the linker takes any: an older processor would run what it lacks. Without optimization
+    a compiler inlines only what it must."""
+    source, compiled = ROOT / "latticebpd/cpu/_engine" / name, tmp_path / "operations.o"
+    instructions = PROJECT["tool"]["latticebpd"]["instructions"][name]
+    flags = ["-std=c++20", "-O0", "-Wno-psabi", *instructions, f"-I{ROOT / 'fst/include'}"]
+    subprocess.run(["g++", *flags, "-c", source, "-o", compiled], check=True)
+    symbols = subprocess.check_output(["nm", "-C", "--defined-only", "--extern-only", compiled], text=True)
+    functions = [line for line in symbols.splitlines() if line.split()[1] not in "VD"]
+    assert functions == []
+    assert "_operations" in symbols
 
 
 def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 
-namespace fst_core {
+namespace fst {
 
 // Throws std::invalid_argument with a message of text and numbers; by value, so that callers keep them in registers.
 template <typename... Parts>
@@ -14,4 +14,4 @@ template <typename... Parts>
     throw std::invalid_argument(message.str());
 }
 
-}  // namespace fst_core
+}  // namespace fst

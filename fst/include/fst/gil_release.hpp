@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-namespace latticebpd {
+namespace fst {
 
 // Releases the lock for its lifetime. At exit Python ends daemon threads that ask for the lock by unwinding their
 // stack, which no destructor may be left by: such threads wait here until the process ends.
@@ -26,4 +26,4 @@ class GilRelease {
     PyThreadState* state_;
 };
 
-}  // namespace latticebpd
+}  // namespace fst

@@ -1,6 +1,7 @@
-// Threads for kernels that take some tens of microseconds.
+// Threads for searches and for kernels that take some tens of microseconds.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -8,13 +9,12 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include <pthread.h>
 
-namespace engine {
+namespace fst {
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -25,8 +25,10 @@ inline void pause() {
 // Threads that share the tasks 0 .. count - 1. They spin for a moment before they sleep, since a model's layers follow
 // each other at once. The caller takes tasks too, and never waits for a thread that has not begun.
 //
-// A child of os.fork() gets a new pool, whose threads start with its first tasks. Nobody joins the threads: at exit
-// they touch nothing but the pool, which is never deleted, and end with the process.
+// Each compiled module has one pool, and of several callers at a time one has its threads: the others do their tasks
+// alone. Where the system gives no thread or no memory for one, those that there are do all tasks. A child of os.fork()
+// gets a new pool, whose threads start with its first tasks. Nobody joins the threads: at exit they touch nothing but
+// the pool, which is never deleted, and end with the process.
 class ThreadPool {
   public:
     static ThreadPool& instance() {
@@ -46,14 +48,15 @@ class ThreadPool {
 
     // task(i) for every i. After a failure no further task begins; the first is rethrown when all threads are done.
     void run(std::size_t threads, std::size_t count, const std::function<void(std::size_t)>& task) {
-        std::unique_lock<std::mutex> own(busy_, std::try_to_lock);
-        if (threads <= 1 || count <= 1 || !own) {  // not own: the pool is in use by another caller
+        threads = std::min(threads, count);
+        const std::unique_lock<std::mutex> own(busy_, std::try_to_lock);
+        if (threads <= 1 || !own) {
             for (std::size_t i = 0; i < count; ++i) task(i);
             return;
         }
         try {
             for (; size_ + 1 < threads; ++size_) std::thread([this, number = size_ + 1] { serve(number); }).detach();
-        } catch (const std::system_error&) {  // the system has no more threads: those that there are do it
+        } catch (const std::exception&) {  // no more threads, or no memory for them
         }
         task_ = &task;
         count_ = count;
@@ -65,13 +68,16 @@ class ThreadPool {
         round_.fetch_add(1);
         if (inside_.load() != 0) {
             const auto begin = std::chrono::steady_clock::now();
-            while (inside_.load() != 0) pause();
+            for (int spins = 0; spins < kSpins && inside_.load() != 0; ++spins) pause();
+            for (int inside; (inside = inside_.load()) != 0;) inside_.wait(inside);
             waited() += std::chrono::steady_clock::now() - begin;
         }
         if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
     }
 
   private:
+    static constexpr int kSpins = 4000;
+
     void take() {
         try {
             for (std::size_t i; (i = next_.fetch_add(1)) < count_;) (*task_)(i);
@@ -85,13 +91,13 @@ class ThreadPool {
     void serve(std::size_t number) {
         std::uint32_t seen = 0;
         for (;;) {
-            for (int spins = 0; spins < 4000 && round_.load() == seen; ++spins) pause();
+            for (int spins = 0; spins < kSpins && round_.load() == seen; ++spins) pause();
             round_.wait(seen);
             seen = round_.load();
             if (seen % 2 == 0) continue;
             inside_.fetch_add(1);
             if (round_.load() == seen && number <= helpers_) take();
-            inside_.fetch_sub(1);
+            if (inside_.fetch_sub(1) == 1) inside_.notify_one();
         }
     }
 
@@ -105,4 +111,4 @@ class ThreadPool {
     std::atomic<int> inside_{0};
 };
 
-}  // namespace engine
+}  // namespace fst
