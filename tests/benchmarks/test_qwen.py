@@ -44,11 +44,15 @@ def texts_of(records: list[dict[str, Any]]) -> list[str]:
     return ["\n".join(each["content"] for each in row["messages"]) for row in records]
 
 
-def test_prompts_are_balanced_and_more_than_half_code(described: Path) -> None:
+def test_prompts_are_balanced_and_those_on_code_have_some(described: Path) -> None:
     weights = qwen.OWN["weights"]
     records = prompts(described, sum(weights.values()), WORDS)
     assert Counter(row["kind"] for row in records) == weights
-    assert sum("```" in text for text in texts_of(records)) >= len(records) // 2
+    about = Counter(row["kind"] for row, text in zip(records, texts_of(records), strict=True) if "```" in text)
+    assert about.keys() - {"code_write"} == {
+        *("explain", "complete", "document", "tests", "refactor", "fill_middle", "find_bug", "convert")
+    }
+    assert all(number == weights[kind] for kind, number in about.items() if kind != "code_write")
     assert prompts(described, 10, WORDS) == records[:10]
     assert len(set(texts_of(records))) == len(records)
 
