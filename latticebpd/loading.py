@@ -31,6 +31,7 @@ from latticebpd.lattices.values import as_numpy
 from latticebpd.machine import machine_settings, processor
 from latticebpd.models.catalogue import GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
+from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_target, tokenizer_for
 from latticebpd.models.target_model import TargetModel
 from latticebpd.models.weight_kinds import GGUF, INT8
@@ -284,9 +285,11 @@ def load(
     label = BUNDLED if name is None else path.name
     file = _lm_file(folder, name, lm)
     loaded = Loaded(label, path, folder, target, chat, system_prompt, file, lm is not None)
-    if family is None and drafter is None:
-        return loaded
-    return replace(loaded, source=load_source(drafts, loaded, LoadOptions(bigram)))
+    if family is not None or drafter is not None:
+        loaded = replace(loaded, source=load_source(drafts, loaded, LoadOptions(bigram)))
+    if isinstance(target, EngineModel):
+        _ = target.transformer  # after the heads, whose float weights are gone by now
+    return loaded
 
 
 def _lm_file(path: Path, name: object, lm: PathLike | None) -> Path | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latticebpd.checks import expect
 from latticebpd.lattices.values import token_ids
-from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.engine.engine_model import BEAMS, EngineModel
 from latticebpd.models.model_tokenizer import ModelTokenizer
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
@@ -62,9 +62,6 @@ WITHOUT_EFFECT = frozenset({
     "_from_model_config", "transformers_version",
 })  # fmt: skip
 """Fields that do not change a text decoded one token at a time."""
-
-BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
-"""Fields of beam search -> their neutral values."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: (neutral,) for name, neutral in BEAMS.items()},
@@ -123,7 +120,7 @@ class GenerationSettings:
     @property
     def device(self) -> Any:
         """The device of logits."""
-        return getattr(self.target, "device", "cpu")
+        return "cpu" if self.target is None else self.target.device
 
     @property
     def stop_strings(self) -> Sequence[str]:

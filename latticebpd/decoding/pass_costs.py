@@ -52,7 +52,6 @@ def profile(
         without drafting.
     """
     target = target_model(model)
-    stock: Any = target  # on PyTorch a `TransformersModel`
     mode, synchronize = _computing(target)
     if target.is_encoder_decoder:
         raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
@@ -71,7 +70,7 @@ def profile(
             verifier.prefill(texts)
             hidden: Any = np.array([[rng.gauss() for _ in range(target.hidden_size)] for _ in range(batch)], np.float32)
             if not isinstance(target, EngineModel):
-                hidden = as_tensor(hidden).to(stock.device, stock.dtype)
+                hidden = as_tensor(hidden).to(target.device, target.dtype)
             layers = [None if each is None else each[:-1] for each in map(verifier.layer_states, range(batch))]
             states = [State(row, text, 1, hidden[row], context, (), layers[row]) for row, text in enumerate(texts)]
             for turn in range(rounds + 1):
@@ -97,10 +96,14 @@ def profile(
                 if turn:
                     drafting[batch].append(time.perf_counter() - started)
     seconds = tuple(tuple(min(times[batch, width]) for width in widths) for batch in batches)
-    about = {"model": "", "context": context, "dtype": "float32", "device": "cpu", **machine_settings()}
-    if not isinstance(target, EngineModel):
-        about["model"] = str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1]
-        about |= {"dtype": str(stock.dtype).removeprefix("torch."), "device": stock.device.type}
+    path = str(getattr(getattr(target, "config", None), "_name_or_path", ""))  # of a stock model
+    about = {
+        "model": path.rsplit("/", 1)[-1],
+        "context": context,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device).partition(":")[0],
+        **machine_settings(),
+    }
     drafts = () if drafter is None else tuple(min(drafting[batch]) for batch in batches)
     words = {name: str(value) for name, value in about.items()}
     packed = isinstance(verifier, EngineVerifier)
@@ -140,6 +143,5 @@ def _computing(target: TargetModel) -> tuple[AbstractContextManager[object], Cal
         return nullcontext(), ignore
     import torch
 
-    device: torch.device = target.device  # type: ignore[attr-defined]
-    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else ignore
+    synchronize = partial(torch.cuda.synchronize, target.device) if target.device.type == "cuda" else ignore
     return torch.inference_mode(), synchronize

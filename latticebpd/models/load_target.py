@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.models.catalogue import GGUF_NAME, resolved
-from latticebpd.models.engine.engine_model import READ_ERRORS, EngineModel, file_hash, gguf_model
+from latticebpd.models.engine.engine_model import EngineModel, file_hash, gguf_model
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
@@ -56,28 +56,14 @@ def load_target(
         expect(on_engine, wanted, f"weights={weights!r}", of=os.fspath(name))
     path = resolved(name)
     by_engine = weights != TORCH and plain and on_engine
-    if by_engine and weights in (None, GGUF) and (compiled := _compiled(Path(path))) is not None:
-        if ignore_beams:
-            from latticebpd.decoding.generation_config import BEAMS
-
-            for field in BEAMS:
-                compiled.generation.pop(field, None)
-        return compiled
-    model = load_stock(name, dtype)
+    if by_engine and weights in (None, GGUF) and (model := gguf_model(Path(path))) is not None:
+        return model.without_beams() if ignore_beams else model
+    stock = load_stock(name, dtype)
     if ignore_beams:
         from latticebpd.decoding.generation_config import ignore_beams as without_beams
 
-        without_beams(model)
-    return _on_engine(model, Path(path), weights, default) if by_engine else _on_pytorch(model, device)
-
-
-def _compiled(path: Path) -> EngineModel | None:
-    """The model of a path's GGUF file, compiled; None where only ``transformers`` can read it."""
-    model = gguf_model(path)
-    try:
-        return model if model is not None and model.transformer else None
-    except READ_ERRORS:
-        return None
+        without_beams(stock)
+    return _on_engine(stock, Path(path), weights, default) if by_engine else _on_pytorch(stock, device)
 
 
 def _on_pytorch(model: Any, device: str | torch.device | None) -> TargetModel:

@@ -28,6 +28,14 @@ class TargetModel(Protocol):
         """What passes are computed from: a name in ``weight_kinds.WEIGHTS``."""
 
     @property
+    def device(self) -> Any:
+        """Where its outputs are: ``"cpu"`` for the engine, a ``torch.device`` for PyTorch."""
+
+    @property
+    def dtype(self) -> Any:
+        """Of its hidden states: ``"float32"`` for the engine, a ``torch.dtype`` for PyTorch."""
+
+    @property
     def is_encoder_decoder(self) -> bool:
         """Whether it encodes a source."""
 

@@ -277,7 +277,6 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
         counted = _ngram_model(loaded.lm)
         lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
         lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in as_tuned(loaded.lm).tunings)
-    stock: Any = loaded.target
     return {
         "version": __version__,
         "model": loaded.name,
@@ -286,7 +285,7 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
         "prompts": prompts,
         "max_new_tokens": settings.max_new_tokens,
         "weights": loaded.weights,
-        "dtype": str(getattr(stock, "dtype", "float32")).removeprefix("torch."),
-        "device": str(getattr(stock, "device", "cpu")),
+        "dtype": str(loaded.target.dtype).removeprefix("torch."),
+        "device": str(loaded.target.device),
         **machine_settings(),
     }

@@ -222,7 +222,7 @@ class Service:
         temperature = self.temperature if asked.temperature is None else asked.temperature
         if not temperature:
             return EXACT
-        generator = torch.Generator(getattr(self.loaded.target, "device", "cpu"))
+        generator = torch.Generator(self.loaded.target.device)
         if asked.seed is None:
             generator.seed()
         else:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,8 @@ MODULES = {
     "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
 }  # fmt: skip
+BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
+"""Fields of beam search -> their neutral values."""
 READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, OSError, SafetensorError)
 """What damaged or foreign files raise while they are read."""
 
@@ -75,11 +77,17 @@ class EngineModel:
     compile: Callable[[], Any] = field(repr=False)
     hash_weights: Callable[[], str] = field(repr=False)
     is_encoder_decoder = False
+    device, dtype = "cpu", "float32"
 
     @cached_property
     def transformer(self) -> Any:
-        """The compiled model; ValueError where the engine cannot compute it."""
+        """The compiled model; ValueError for a damaged file."""
         return self.compile()
+
+    def without_beams(self) -> EngineModel:
+        """The same with a generation config that asks for no beam search, not yet compiled."""
+        kept = {name: value for name, value in self.generation.items() if name not in BEAMS}
+        return replace(self, generation=kept)
 
     @property
     def source_vocab_size(self) -> int:
@@ -125,12 +133,24 @@ def gguf_model(path: Path) -> EngineModel | None:
         model = EngineModel(
             GGUF, kind, shape[0], shape[1], int(fields[f"{kind}.block_count"]), parameters,
             fields.get(f"{kind}.context_length"), generation, weights,
-            lambda: transformer_of_weights(weights), lambda: file_hash([file]),
+            lambda: _compiled(weights), lambda: file_hash([file]),
         )  # fmt: skip
         _ = model.eos_ids, model.pad_id  # which may be damaged
         return model
     except READ_ERRORS:  # reading it by transformers says what is wrong
         return None
+
+
+def _compiled(weights: GgufWeights) -> Any:
+    try:
+        return transformer_of_weights(weights)
+    except ValueError:
+        raise
+    except READ_ERRORS as error:
+        got = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"{weights.path}: expected the weights of a {weights.architecture} model, got {got}"
+        ) from error
 
 
 def file_hash(files: Sequence[Path]) -> str:

@@ -19,11 +19,14 @@ MOST = 1 << 30  # of any number of a file
 
 
 def check_computable(weights: GgufWeights) -> None:
-    """ValueError for another architecture, or rotary positions of another kind."""
+    """ValueError for another architecture, rotary positions of another kind, or types of weights that the engine has
+    not."""
     path, file, kind = weights.path, weights.file, weights.architecture
     expect(kind in ARCHITECTURES, f"an architecture among {', '.join(sorted(ARCHITECTURES))}", repr(kind), of=path)
     plain = file.fields.get(f"{kind}.rope.scaling.type", "none") == "none" and "rope_freqs.weight" not in file.tensors
     expect(plain, "unscaled rotary positions", f"{kind}.rope.scaling", "load it by transformers", of=path)
+    for stored in {int(tensor.type) for tensor in file.tensors.values()}:
+        _engine.dequantized(stored, np.empty(0, np.uint8))
 
 
 def transformer_of_weights(weights: GgufWeights) -> Any:
