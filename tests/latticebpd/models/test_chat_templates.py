@@ -406,6 +406,7 @@ def script(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_hostile_templates_end_within_the_limits_and_leave_this_process_its_memory() -> None:
     code = """
 render("{{ 1 }}")
