@@ -33,7 +33,7 @@ KNOWN = {
 """SHA-256 of templates that were read: their time and memory are linear in the conversation's length."""
 CPU_SECONDS = 2.0
 """Processor time of one rendering in the worker; a message takes about 20 microseconds."""
-SECONDS = 10.0
+SECONDS = 30.0
 """Time that the worker may take to read a request, and to answer it."""
 MEMORY = 512 << 20
 """Bytes of the worker's address space; it needs 25 MiB itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import resource
 import signal
@@ -23,6 +24,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from latticebpd.models import chat_templates
 from latticebpd.models.chat_templates import KNOWN, render_chat
+from latticebpd.models.template_worker import MAX_TEXT
 from tests.helpers.tokenizers import letters
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -301,6 +303,7 @@ HOSTILE = {
     "a module of a global": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "a namespace's attribute": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
     "a namespace's name": "{{ namespace(__class__=1) }}",
+    "a namespace's private name": "{{ namespace(_a=1) }}",
     "a changed message": "{{ messages.append(1) }}",
     "a file": "{% include '/etc/passwd' %}",
     "a long text": "{{ 'a' * 10 ** 6 * 10 ** 6 }}",
@@ -403,6 +406,7 @@ def script(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_hostile_templates_end_within_the_limits_and_leave_this_process_its_memory() -> None:
     code = """
 render("{{ 1 }}")
@@ -457,6 +461,30 @@ def busy(pid: int) -> bool:
     """Whether a process has used a fifth of a second."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, times)) > 0.2 * os.sysconf("SC_CLK_TCK")
+
+
+def test_ctrl_c_leaves_an_idle_worker_as_it_is() -> None:
+    render_chat("{{ 1 }}", CHATS[0])
+    process = chat_templates._worker.process
+    assert process is not None
+    process.send_signal(signal.SIGINT)
+    assert render_chat("{{ 2 }}", CHATS[0]) == "2"
+    assert chat_templates._worker.process is process
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_a_rendering_leaves_the_next_one_its_memory() -> None:
+    cycle = "{% set n = namespace() %}{% set n.n = n %}{% set n.text = messages[0].content * 20_000_000 %}"
+    for _ in range(20):
+        assert render_chat(cycle, [{"content": "a"}]) == ""
+
+
+def test_a_text_has_a_limit() -> None:
+    longest = MAX_TEXT - len(json.dumps([True, ""]))
+    template = "{{ messages[0].content * n }}"
+    assert len(render_chat(template, [{"content": "a"}], n=longest)) == longest
+    with pytest.raises(ValueError, match="the template writes more than 64 MiB"):
+        render_chat(template, [{"content": "a"}], n=longest + 1)
 
 
 @pytest.mark.parametrize("template", ["{{ 1 }}", HOSTILE["two shared lists that are compared"]])
