@@ -79,6 +79,7 @@ def test_passes_of_this_project_are_a_part_of_the_time_of_its_answers(name: str)
     assert (reply["pass_ms"] > 0) == (name == "latticebpd")
 
 
+@pytest.mark.long
 def test_an_ended_process_is_an_error_that_names_its_model(tmp_path: Path) -> None:
     system = ("transformers", tmp_path / "nothing")
     with closing(peers.Peer(system, 1)) as ended, pytest.raises(ValueError, match=r"nothing: the process ended: \w+"):

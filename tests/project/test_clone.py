@@ -51,6 +51,7 @@ def check_python_and_command(clone: Path, site: Path) -> None:
     assert "| LAMBADA |" in done.stdout
 
 
+@pytest.mark.long
 def test_a_clone_runs_with_the_compiled_parts_of_the_installed_package(clone: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     for package in ("fst", "latticebpd", "lm_training"):

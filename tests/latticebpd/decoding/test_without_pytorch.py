@@ -82,7 +82,12 @@ def made(
     return folder
 
 
-KINDS = [(BlockHeads, 0), (ConditionedHeads, 0), (ConditionedHeads, 16), (ConditionedHeads, 16, (2,))]
+KINDS = [
+    (BlockHeads, 0),
+    pytest.param((ConditionedHeads, 0), marks=pytest.mark.long),
+    pytest.param((ConditionedHeads, 16), marks=pytest.mark.long),
+    (ConditionedHeads, 16, (2,)),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -94,6 +94,7 @@ def test_no_command_runs_a_folders_code_or_asks_to(
         assert len(err.strip().splitlines()) == 1, err
 
 
+@pytest.mark.long
 def test_yes_on_standard_input_is_not_read(hostile: Path, tmp_path: Path) -> None:
     line = ["lm", "train", str(tmp_path / "a.txt"), "--tokenizer", str(hostile), "-o", str(tmp_path / "lm.fst")]
     done = subprocess.run(
@@ -104,6 +105,7 @@ def test_yes_on_standard_input_is_not_read(hostile: Path, tmp_path: Path) -> Non
     assert done.returncode in (0, 2), done.stderr
 
 
+@pytest.mark.long
 def test_who_trusts_a_folder_says_so(hostile: Path, tmp_path: Path) -> None:
     """Or the tests above could not fail: the folder's code does run where it is trusted."""
     code = (

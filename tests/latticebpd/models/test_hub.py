@@ -74,6 +74,7 @@ def generate(tmp_path: Path, hub: ThreadingHTTPServer, model: str) -> tuple[int,
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
+@pytest.mark.long
 def test_right_names_are_fetched_and_kept(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
     status, text, errors = generate(tmp_path, hub, "some/model")
     assert status == 0, errors

@@ -287,6 +287,7 @@ def test_tables_show_dashes_for_what_is_not_known() -> None:
     assert table.csv() == "a,b\n,\nx,1234.5\n"
 
 
+@pytest.mark.long
 def test_command_writes_a_report_with_decodes_of_the_model(
     run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path
 ) -> None:
@@ -319,6 +320,7 @@ def test_command_writes_a_report_with_decodes_of_the_model(
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [0, 1, 5])
 def test_a_full_disk_leaves_the_report_that_was_there(
     measurements: Measurements, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int

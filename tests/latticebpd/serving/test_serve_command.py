@@ -45,6 +45,7 @@ def program() -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_program_serves_until_a_signal(program: tuple[subprocess.Popen[str], str], number: signal.Signals) -> None:
     process, url = program

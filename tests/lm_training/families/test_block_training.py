@@ -402,6 +402,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     assert len(logs[1]) == 4
 
 
+@pytest.mark.long
 def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -> None:
     files = files_with_states(tmp_path)
     model = tmp_path / "model"

@@ -370,6 +370,7 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(
     assert "expected an autoregressive model as verifier, got a non-autoregressive drafter" in err
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_layout_that_it_began_with(
     directories: tuple[Path, Path], tmp_path: Path, run: Run
 ) -> None:

@@ -102,6 +102,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, t
     assert torch.equal(generate(again, prompt, VanillaDrafter(again), max_new_tokens=20).sequences, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["conditioned", "stern"])
 def test_transitions_learn_alone_or_with_their_heads(distilled: Path, tmp_path: Path, kind: str) -> None:
     """Their losses against those of every label, token by token."""
@@ -297,6 +298,7 @@ def command(distilled: Path, output: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "more"), [("stern", []), ("conditioned", ["--layers", "1"])])
 def test_command_attaches_heads_and_carries_on_from_them(
     distilled: Path, tmp_path: Path, kind: str, more: list[str]
@@ -416,6 +418,7 @@ def test_process_without_torchrun_is_alone() -> None:
         assert (process.rank, process.world, process.device.type) == (0, 1, "cpu")
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path, run: Run) -> None:
     """Files of up to so many bytes find room: the tokenizer does not, then the checkpoint, then the base model, then
     all do."""

@@ -128,6 +128,7 @@ def test_padding_changes_no_loss():
     torch.testing.assert_close(together, single)
 
 
+@pytest.mark.long
 def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     data, held_out = rule_pairs(400), rule_pairs(20, seed=1)
     options = {

@@ -312,6 +312,7 @@ def build_in(ids: Path, work: Path) -> Path:
     return ids.with_name("lm.fst")
 
 
+@pytest.mark.long
 def test_job_continues_after_a_kill_at_any_file_operation(tmp_path: Path) -> None:
     """Also during the final clean-up: the process dies before the n-th opening, renaming or deletion of a file."""
     np.save(tmp_path / "ids.npy", zipf_text(300).astype(np.uint16))
