@@ -139,7 +139,7 @@ def train(
     ),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell or absolute."),
+    smoothing: str = typer.Option("katz", help="katz, or katz-opengrm, which is OpenGrm's."),
     min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram by order; the last also of higher ones."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams that change perplexity by less."),
