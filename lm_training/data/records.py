@@ -2,7 +2,8 @@
 
 A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory saved by ``datasets``, and any
 other file or each of its lines. Files may be compressed with gzip, xz or zstandard. A line is parsed only when its
-fields are read, so that other processes can do it and bad lines can be skipped.
+fields are read, so that other processes can do it and bad lines can be skipped. The package `datasets` reads such files
+too, but slower, and its first bad line ends the run; it reads what only it writes.
 """
 
 from __future__ import annotations
