@@ -20,6 +20,7 @@ from rich.text import Text
 
 from fst.files import require_writable
 from fst.printable import plain_words, printable
+from latticebpd.checks import extra_module
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -123,6 +124,13 @@ def _refusal(*kinds: Literal["file", "folder"]) -> Callable[[Any], Any]:
 
 
 writable_file, writable_folder, writable = _refusal("file"), _refusal("folder"), _refusal("file", "folder")
+
+
+def writable_plot(path: Path | None) -> Path | None:
+    """The callback of an option that names a plot to be written: it is also refused where nothing can draw it."""
+    if writable_file(path) is not None:
+        extra_module("matplotlib", "plots", f"the plot {path}")
+    return path
 
 
 def positive_numbers(option: str, text: str, most: int | None = None) -> list[int]:

@@ -56,14 +56,14 @@ class _LazyCommands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         module, attribute = self.data[name].split(":")
         command = getattr(import_module(module), attribute)
+        panel = next(panel for panel, commands in PANELS.items() if name in commands)
         holder = typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode="rich")
         if isinstance(command, typer.Typer):
-            holder.add_typer(command, name=name)
+            holder.add_typer(command, name=name, rich_help_panel=panel)
         else:
-            holder.command(name)(command)
+            holder.command(name, rich_help_panel=panel)(command)
         group: Any = typer.main.get_command(holder)
-        panel = next(panel for panel, commands in PANELS.items() if name in commands)
-        return laid_out(_refusing_odd_numbers(group.commands[name]), name, panel)
+        return laid_out(_refusing_odd_numbers(group.commands[name]), name)
 
 
 def _refusing_odd_numbers(command: Any) -> Any:

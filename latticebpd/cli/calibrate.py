@@ -10,7 +10,7 @@ import typer
 from fst.files import require_writable
 from latticebpd.checks import expect
 from latticebpd.cli.tables import print_table
-from latticebpd.console import err, print_json, progress, writable_file
+from latticebpd.console import err, print_json, progress, writable_plot
 
 
 def calibrate(
@@ -20,7 +20,7 @@ def calibrate(
     positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
     write: bool = typer.Option(False, "--write", help="Store it next to the model: N-calibrated is then the default."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Write a reliability plot, PNG, SVG or PDF."),
+    plot: Path | None = typer.Option(None, callback=writable_plot, help="Write a reliability plot, PNG, SVG or PDF."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
     """Fit the probabilities of calibrated trees: of heads, n-gram model and the text so far, slot by slot.
@@ -35,7 +35,6 @@ def calibrate(
     from latticebpd.measuring.calibrate import calibrate as calibrated
     from latticebpd.measuring.lattice_files import num_lattices
     from latticebpd.measuring.needed_slots import with_needed_slots
-    from latticebpd.report.plots import reliability_curve, save
     from latticebpd.scoring.calibration import calibration_path
 
     path = calibration_path(lm)
@@ -58,6 +57,8 @@ def calibrate(
         needed = "" if calibration.slots is None else f"; trees need the first {calibration.slots}"
         err.print(f"{path}: calibration of {slots}, on {len(calibration.examples)} {calibration.unit}s, stored{needed}")
     if plot is not None:
+        from latticebpd.report.plots import reliability_curve, save
+
         save(reliability_curve(reliability), plot)
         err.print(f"{plot}: written")
     if json:

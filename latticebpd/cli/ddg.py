@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.checks import expect
+from latticebpd.checks import expect, extra_module
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.tables import print_table
@@ -46,6 +46,8 @@ def ddg(
     """
     if wrong := [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]:
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
+    if pictures := [path for path in output if path.suffix.lower() in PICTURES]:
+        extra_module("matplotlib", "plots", f"the picture {pictures[0]}")
     wanted, remedy = "--initial padding, random, source, heads or ngram", "`latticebpd jacobi` takes earlier outputs"
     expect(initial is not InitialName.previous, wanted, "previous", remedy)
     texts, _ = read_texts(file, source, None, None, limit)
@@ -79,11 +81,12 @@ def ddg(
     settings = settings_line(served, **about, texts=len(texts), max_new_tokens=max_new_tokens)
     for path in output:
         from latticebpd.report.dependency_plots import graphs_page, picture
-        from latticebpd.report.plots import save
 
         if path.suffix.lower() == ".html":
             write_text(path, graphs_page(sentences, statistics, settings))
             continue
+        from latticebpd.report.plots import save
+
         for number, sentence in enumerate(sentences, 1):
             save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))
     if classes_csv is not None:

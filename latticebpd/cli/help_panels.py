@@ -1,5 +1,8 @@
-"""How help is laid out: commands in panels by what they are for, and of a command with many options those first that
-are used most."""
+"""How a command's help is laid out: of many options those first that are used most, the others in a panel of their own.
+
+``typer`` takes a panel where an option is declared. Commands share declarations (``--lm``, ``--weights``), and what one
+command needs first is one option of many in another, so panels are named here, command by command.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,8 @@ FIRST = {
 """Of every command with many options, those used most, by their names in Python."""
 
 
-def laid_out(command: Any, words: str, panel: str | None = None) -> Any:
-    """The command, or group of them, with its own panel in the list of commands and its options in theirs."""
-    command.rich_help_panel = panel
+def laid_out(command: Any, words: str) -> Any:
+    """The command, or group of them, with its options in panels."""
     command.help = re.sub(r"(?<=\S)\n(?=\w)(?!Example: )", " ", command.help or "")  # paragraphs, whatever the width
     for name, each in getattr(command, "commands", {}).items():
         laid_out(each, f"{words} {name}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from latticebpd.checks import expect
 if TYPE_CHECKING:
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.chat import PlainText
+
+
+def readable(paths: Any) -> Any:
+    """The callback of an option or argument that names data sets: where a package that reads one is missing, that is
+    said before any work is done."""
+    from lm_training.data.records import require_readers
+
+    require_readers(paths if isinstance(paths, list) else [] if paths is None else [paths])
+    return paths
 
 
 def read_texts(

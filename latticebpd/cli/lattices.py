@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import read_texts, readable
 from latticebpd.cli.model_options import BIGRAM, CHAT, DRAFTER_MODEL, IGNORE_BEAMS, PART, SYSTEM_PROMPT, WEIGHTS
 from latticebpd.console import err, progress, quiet_transformers, writable
 
@@ -20,7 +21,9 @@ TOGETHER = 256
 def lattices(
     output: Path = typer.Option(..., "--output", "-o", callback=writable, help="File (.npz) or directory of lattices."),
     prompts: Path | None = typer.Option(
-        None, help="Text, JSONL, `messages`, Spec-Bench questions, ids (.npy), sequences (.npz); or the bundled ones."
+        None,
+        callback=readable,
+        help="Text, JSONL, `messages`, Spec-Bench questions, ids (.npy), sequences (.npz); or the bundled ones.",
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
     drafter_model: Path | None = DRAFTER_MODEL,
@@ -52,7 +55,6 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd.cli.input_data import read_texts
     from latticebpd.drafters import bundled
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.loading import load

@@ -11,14 +11,14 @@ import typer
 from latticebpd.checks import expect
 from latticebpd.cli.compare import show_comparison
 from latticebpd.cli.oracle import show_oracle
-from latticebpd.console import err, writable_file
+from latticebpd.console import err, writable_file, writable_plot
 
 
 def merge(
     tallies: list[Path] = typer.Argument(..., help="Counts that `--tally` of `oracle` or of `compare` wrote."),
     partial: list[int] = typer.Option([], min=0, help="Add up without part i of n, which is missing; repeatable."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Plot of the oracle (.png, .svg or .pdf)."),
+    plot: Path | None = typer.Option(None, callback=writable_plot, help="Plot of the oracle (.png, .svg or .pdf)."),
     tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.

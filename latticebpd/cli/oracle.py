@@ -12,7 +12,15 @@ import typer
 
 from latticebpd.cli import tables
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
+from latticebpd.console import (
+    err,
+    positive_numbers,
+    print_json,
+    progress,
+    quiet_transformers,
+    writable_file,
+    writable_plot,
+)
 from latticebpd.lattices.json_files import write_json
 
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ def oracle(
     k: str = typer.Option("1,2,4,8,16", "-k", "--k", help="Arcs per slot to try, separated by commas."),
     heads: str | None = typer.Option(None, help="Numbers of heads to try, head 1 included: 3,6,9; all by default."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Plot to write (.png, .svg or .pdf)."),
+    plot: Path | None = typer.Option(None, callback=writable_plot, help="Plot to write (.png, .svg or .pdf)."),
     shard: str = SHARD,
     tally: Path | None = TALLY,
     by: str | None = BY,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.checks import extra_module
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import named_models, named_paths
 from latticebpd.cli.model_options import IGNORE_BEAMS
@@ -46,6 +47,7 @@ def report(
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
+    extra_module("matplotlib", "plots", "a report's plots")
     from latticebpd.models.catalogue import resolved
     from latticebpd.report import DataSet, Options, make_report
     from latticebpd.report import measure as measure_all

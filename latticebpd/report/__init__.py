@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from latticebpd._version import __version__
+from latticebpd.checks import extra_module
 from latticebpd.measuring.model_decodes import Decoded
-from latticebpd.report import draft_sections, head_sections
 from latticebpd.report.measurements import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
 from latticebpd.report.trace import TracedDecode, trace_page, write_trace
@@ -26,11 +26,14 @@ def make_report(
     decoded: Decoded | None = None,
     quality: Mapping[str, Sequence[float]] | None = None,
 ) -> Report:
-    """Arrange measurements as a report.
+    """Arrange measurements as a report; ValueError where matplotlib, which draws its plots, is not installed.
 
     word: token id -> its text, for the drawing.
     decoded: decodes by the model itself; quality: theirs, see ``latticebpd.measuring.model_decodes.qualities``.
     """
+    extra_module("matplotlib", "plots", "a report's plots")
+    from latticebpd.report import draft_sections, head_sections
+
     first, model = measurements.sets[0], measurements.model
     best = first.best_system(measurements.options.budget)
     efficiency, recovered = first.efficiency, first.recovered[best]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Arc, Patch
 
 from fst.printable import printable
 from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 from latticebpd.jacobi.solution import TokenStatus
 from latticebpd.report.page import render_page
 from latticebpd.report.theme import FAINT, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CELLS = {
     TokenStatus.NOT_RIGHT: ("#eef0f1", "not yet right"),
@@ -38,6 +38,9 @@ def graphs_page(sentences: Sequence[Sentence], statistics: CorpusStatistics, set
 
 def picture(sentence: Sentence) -> Figure:
     """Above each token of the text the tokens it waited for, without redundant edges; below it its status by pass."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     columns, passes = len(sentence.pieces), sentence.trajectory.passes
     longest = max((wait.position - wait.on for wait in sentence.dependencies.edges), default=1)
     arcs = min(0.35 + 0.16 * longest, 2.4)
@@ -54,6 +57,8 @@ def picture(sentence: Sentence) -> Figure:
 
 
 def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
+    from matplotlib.patches import Arc
+
     for wait in sentence.dependencies.edges:
         span = wait.position - wait.on
         middle, width, height = (wait.position + wait.on) / 2, span, 2 * span / longest
@@ -68,6 +73,8 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
 
 
 def _heat_map(axes: Axes, sentence: Sentence) -> None:
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
     # Without what matplotlib would read as mathematics, or write into an SVG file that no parser reads.
     iterates, pieces = sentence.trajectory, [printable(text).replace("$", r"\$") for text in sentence.pieces]
     colours = ListedColormap([colour for colour, _ in CELLS.values()])

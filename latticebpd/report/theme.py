@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ STYLE: Any = {
 
 def png(figure: Figure) -> bytes:
     """The figure on white ground."""
+    from matplotlib import rc_context
+
     file = io.BytesIO()
     with rc_context(STYLE):
         figure.savefig(file, format="png", facecolor="white", metadata={"Software": None})
@@ -70,6 +72,8 @@ def png(figure: Figure) -> bytes:
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as an SVG element for a page: colours are CSS variables, ids prefixed, the ground transparent."""
+    from matplotlib import rc_context
+
     file = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context(STYLE):

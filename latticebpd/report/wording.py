@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from latticebpd.report.content import Plot, decimals
 from latticebpd.report.measurements import Measured
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 one, two, three = decimals(1), decimals(2), decimals(3)
 percent = decimals(1, " %")

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli.input_data import readable
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
 from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type
 
 
 def distill(
-    data: list[Path] = typer.Argument(..., help="Prompts (.npz, directory), or text to cut them from (also .npy)."),
+    data: list[Path] = typer.Argument(
+        ..., callback=readable, help="Prompts (.npz, directory), or text to cut them from (also .npy)."
+    ),
     model: str = WRITER,
     output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory, new or to resume."),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts to cut from text; given prompts are all used."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import readable
 from latticebpd.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def encode(
-    inputs: list[Path] = typer.Argument(..., help="Text, JSONL (also .gz, .xz, .zst), Parquet, or saved `datasets`."),
+    inputs: list[Path] = typer.Argument(
+        ..., callback=readable, help="Text, JSONL (also .gz, .xz, .zst), Parquet, or saved `datasets`."
+    ),
     tokenizer: Path = typer.Option(..., help="tokenizer.json, next to its chat template."),
     output: Path = typer.Option(
         ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of shards."

@@ -14,6 +14,7 @@ import typer
 from fst.processors import available_processors
 from latticebpd import console
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import readable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,11 +136,13 @@ def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
 @app.command()
 def train(
     inputs: list[Path] = typer.Argument(
-        ..., help="Token ids (.npy), or text (.txt), JSONL and Parquet with --tokenizer or --words; .gz, .xz, .zst."
+        ...,
+        callback=readable,
+        help="Token ids (.npy), or text (.txt), JSONL and Parquet with --tokenizer or --words; .gz, .xz, .zst.",
     ),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell or absolute."),
+    smoothing: str = typer.Option("katz", help="katz, or katz-opengrm, which is OpenGrm's."),
     min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram by order; the last also of higher ones."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams that change perplexity by less."),
@@ -195,7 +198,9 @@ def interpolate(
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
     output: Path = OUTPUT,
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
-    held_out: Path | None = typer.Option(None, help="Text on which to choose it instead, as for `lm perplexity`."),
+    held_out: Path | None = typer.Option(
+        None, callback=readable, help="Text on which to choose it instead, as for `lm perplexity`."
+    ),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
 ) -> None:
@@ -229,7 +234,9 @@ def interpolate(
 
 @app.command()
 def kenlm(
-    inputs: list[Path] = typer.Argument(..., help="As for `lm train`: token ids, or text with --tokenizer or --words."),
+    inputs: list[Path] = typer.Argument(
+        ..., callback=readable, help="As for `lm train`: token ids, or text with --tokenizer or --words."
+    ),
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     prune: str = typer.Option("0,0,1,1", help="Highest count dropped, by order; the last also of higher orders."),
@@ -377,7 +384,9 @@ def info(
 @app.command()
 def perplexity(
     model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
-    inputs: list[Path] = typer.Argument(..., help="Token ids (.npy), or text, JSONL and Parquet files."),
+    inputs: list[Path] = typer.Argument(
+        ..., callback=readable, help="Token ids (.npy), or text, JSONL and Parquet files."
+    ),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the text; models of words need none."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import readable
 from latticebpd.cli.model_options import PART as PART
 from latticebpd.console import writable_folder
 
@@ -79,7 +80,7 @@ def require_texts(paths: Iterable[Path], kinds: str = "texts (.npz) or a directo
 
 
 DATA = typer.Argument(..., help="Directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
-VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
+VALIDATION = typer.Option(..., callback=readable, help="Held-out data of the same kind.")
 WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory or Hub id.")
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli.input_data import readable
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
@@ -27,7 +28,7 @@ NUM_HEADS = "Predictions per position, the base model's own included."
 
 @app.command()
 def tokenizer(
-    inputs: list[Path] = typer.Argument(..., help="Text (.txt) or JSONL files, plain, .gz or .xz."),
+    inputs: list[Path] = typer.Argument(..., callback=readable, help="Text (.txt) or JSONL files, plain, .gz or .xz."),
     output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="tokenizer.json to write."),
     vocab_size: int = typer.Option(8192, min=257, max=1 << 24, help="Tokens, the end-of-text token included."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),

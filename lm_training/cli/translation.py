@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import readable
 from latticebpd.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import TranslationTraining
@@ -14,7 +15,9 @@ from lm_training.training.training_options import TranslationTraining
 
 @with_options
 def translation(
-    pairs: list[Path] = typer.Argument(..., help="JSONL of sentence pairs; or, with --tokenizer, distilled text."),
+    pairs: list[Path] = typer.Argument(
+        ..., callback=readable, help="JSONL of sentence pairs; or, with --tokenizer, distilled text."
+    ),
     validation: Path = VALIDATION,
     output: Path = OUTPUT,
     source: str = typer.Option("en", help="Field of the sentence to translate."),

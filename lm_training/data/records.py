@@ -2,7 +2,8 @@
 
 A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory saved by ``datasets``, and any
 other file or each of its lines. Files may be compressed with gzip, xz or zstandard. A line is parsed only when its
-fields are read, so that other processes can do it and bad lines can be skipped.
+fields are read, so that other processes can do it and bad lines can be skipped. The package `datasets` reads such files
+too, but slower, and its first bad line ends the run; it reads what only it writes.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import io
 import json
 import lzma
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-import zstandard
-
 from fst.files import GZIP_DAMAGE, PathLike
 from latticebpd.checks import extra_module
 
 COMPRESSED = {".gz", ".xz", ".zst"}
+SAVED = ("state.json", "dataset_dict.json")
+"""Files by which a directory that ``datasets`` has saved is known."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 SHOWN = 5
 """Bad records that are reported with their message."""
@@ -115,8 +117,19 @@ def open_bytes(path: PathLike) -> IO[bytes]:
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".zst":
-        return io.BufferedReader(zstandard.open(path, "rb"))
+        return io.BufferedReader(extra_module("zstandard", "data", f"the file {path}").open(path, "rb"))
     return path.open("rb")
+
+
+def require_readers(paths: Iterable[Path]) -> None:
+    """ValueError where the package that reads one of these files, or saved data sets, is not installed."""
+    for path in paths:
+        if path.suffix == ".zst":
+            extra_module("zstandard", "data", f"the file {path}")
+        if plain_suffix(path) == ".parquet":
+            extra_module("duckdb", "data", f"the file {path}")
+        if any((path / name).exists() for name in SAVED):
+            extra_module("datasets", "datasets", f"the directory {path}")
 
 
 def read_records(
@@ -148,13 +161,18 @@ def _file_records(path: Path, text_lines: bool) -> Iterator[Record]:
                 if line.strip():
                     yield Record(path, number, line.rstrip(b"\r\n"), offset)
                 offset += len(line)
-    except (*GZIP_DAMAGE, lzma.LZMAError, zstandard.ZstdError) as error:
+    except _damage() as error:
         raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
 
 
-def _parquet_records(path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
-    import duckdb
+def _damage() -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises."""
+    zstandard = sys.modules.get("zstandard")  # only where such a file was opened
+    return (*GZIP_DAMAGE, lzma.LZMAError, *(() if zstandard is None else (zstandard.ZstdError,)))
 
+
+def _parquet_records(path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
+    duckdb = extra_module("duckdb", "data", f"the file {path}")
     if not path.is_file():
         raise FileNotFoundError(2, "expected a file", str(path))
     chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import zlib
 from pathlib import Path
 
 from latticebpd import __version__
@@ -50,3 +51,12 @@ def test_what_only_x86_understands_is_guarded() -> None:
             assert unguarded(path.read_text(encoding="utf-8")) == [], path.name
     assert unguarded("#if defined(__linux__)\n  __builtin_ia32_pause();\n#endif") == ["  __builtin_ia32_pause();"]
     assert unguarded("#if defined(__x86_64__)\n_mm_pause();\n#else\n_mm_pause();\n#endif") == ["_mm_pause();"]
+
+
+def test_the_size_that_pages_say_is_that_of_the_wheel() -> None:
+    """Nearly all of it are models, which are compressed one by one; code and compiled modules have about 2 MB."""
+    assets = [path for path in (ROOT / "latticebpd" / "assets").rglob("*") if path.is_file()]
+    megabytes = sum(len(zlib.compress(path.read_bytes(), 6)) for path in assets) / 1e6
+    for page in ("README.md", "latticebpd/assets/README.md"):
+        (stated,) = re.findall(r"wheel (?:of|has) (\d+) MB", (ROOT / page).read_text(encoding="utf-8"))
+        assert 1 < int(stated) - megabytes < 4, page

@@ -7,17 +7,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm_training.ngram.smoothing.absolute import absolute_discount
 from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Estimator
 from lm_training.ngram.smoothing.good_turing import GoodTuring, good_turing_discounts
 
 logger = logging.getLogger(__name__)
 
 
+def absolute_discount(counts_of_counts: np.ndarray) -> float:
+    """D = n_1 / (n_1 + 2 n_2), the leaving-one-out estimate (Ney, Essen and Kneser 1994); 1/2 if n_1 or n_2 is 0."""
+    ones, twos = (int(n) for n in np.append(counts_of_counts, [0, 0, 0])[1:3])
+    return ones / (ones + 2 * twos) if ones and twos else 0.5
+
+
 class Katz(GoodTuring):
     """An order uses the largest cutoff up to ``cutoff`` for which all d_r are discounts, 0 < d_r < 1; without one,
-    absolute discounting (subword corpora have no rare unigrams, small ones no smooth counts of counts).  The
-    denominator of a context that would leave no mass to unseen words grows by one.
+    absolute discounting, p̂(w | h) = (c(h w) - D) / c(h) (subword corpora have no rare unigrams, small ones no smooth
+    counts of counts; Chen and Goodman 1998, section 2.7).  The denominator of a context that would leave no mass to
+    unseen words grows by one.
     """
 
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:

@@ -15,16 +15,25 @@ from fst.table import BOS, EOS
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import TokenStream, count_ngrams
-from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, WittenBell
-from lm_training.ngram.smoothing.absolute import absolute_discount
+from lm_training.ngram.smoothing import SMOOTHINGS, Katz, OpenGrmKatz
 from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts
+from lm_training.ngram.smoothing.katz import absolute_discount
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, zipf_text
 from tests.helpers.sentence_models import estimate, estimate_sentences
 
 backoff_weights = Smoothing.backoff_weights
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
-smoothings = st.sampled_from([*SMOOTHINGS.values(), Katz(cutoff=0), Katz(cutoff=2)])
+
+
+class WittenBell(Smoothing):
+    """A method that needs how many different words were seen: p̂(w | h) = c(h w) / (c(h) + T(h))."""
+
+    def fit(self, order, counts_of_counts):
+        return lambda seen: seen.counts / seen.spread(seen.totals + seen.types)
+
+
+smoothings = st.sampled_from([*SMOOTHINGS.values(), Katz(cutoff=0), Katz(cutoff=2), WittenBell()])
 
 
 @settings(deadline=None, max_examples=150)
@@ -260,26 +269,11 @@ def test_unseen_word_gets_no_more_than_a_seen_one():
     np.testing.assert_allclose([*probs, each], [1 / 3, 1 / 3, 1 / 3])
 
 
-def test_witten_bell_and_absolute_discounting_on_paper():
-    # After 1 come 2 (three times) and 3 (once); the end of the endless text counts for nothing.
-    tokens = np.array([1, 2, 1, 2, 1, 2, 1, 3])
-    probs = {
-        name: {
-            gram: math.exp(entry[0])
-            for gram, entry in as_dict(estimate(tokens, 2, smoothing, (1,), end_of_text=None)).items()
-        }
-        for name, smoothing in SMOOTHINGS.items()
-    }
-    assert probs["witten-bell"][1, 2] == pytest.approx(3 / (4 + 2))
-    assert probs["witten-bell"][1, 3] == pytest.approx(1 / (4 + 2))
-    # Bigrams 12 three times, 21 three times, 13 once: n_1 = 1, n_2 = 0, D = 1/2.
-    assert probs["absolute"][1, 2] == pytest.approx(2.5 / 4)
-
-
 def test_absolute_discount_leaves_one_out():
     assert absolute_discount(np.array([0, 6, 3, 1])) == 6 / 12
     assert absolute_discount(np.array([0, 0, 3])) == absolute_discount(np.zeros(0)) == 0.5
-    np.testing.assert_allclose(AbsoluteDiscounting().fit(2, np.array([0, 6, 1]))(context_of([1, 3], 5)), [0.05, 0.45])
+    probs = Katz(cutoff=0).fit(2, np.array([0, 6, 1]))(context_of([1, 3], 5))
+    np.testing.assert_allclose(probs, [0.05, 0.45])
 
 
 def test_words_dropped_for_rarity_still_count_as_kinds_for_witten_bell():
