@@ -4,7 +4,6 @@ LATTICEBPD_WERROR=1: warnings are errors. LATTICEBPD_SANITIZE=1: with AddressSan
 """
 
 import os
-import sys
 import tomllib
 from glob import glob
 from pathlib import Path
@@ -38,11 +37,7 @@ class BuildExtensions(build_ext):
         compile_file = self.compiler._compile
 
         def compile_with_instructions(obj: str, src: str, ext: str, args: Any, extra: list[str], options: Any) -> None:
-            own = SETTINGS["instructions"].get(Path(src).name, [])
-            if sys.platform == "darwin":  # one build may be for several architectures
-                own = [part for flag in own for part in ("-Xarch_x86_64", flag)]
-            elif not self.plat_name.endswith(("x86_64", "amd64")):
-                own = []
+            own = SETTINGS["instructions"].get(Path(src).name, []) if self.plat_name.endswith("x86_64") else []
             compile_file(obj, src, ext, args, [*extra, *own], options)
 
         self.compiler._compile = compile_with_instructions

@@ -110,10 +110,8 @@ void ArpaParser::read_line(std::string_view line) {
     if (log10_backoff * kLn10 > AutomatonBuilder::kZeroCost)
         fail("expected a backoff weight (log10) of at most 434, got ", fields_[order_ + 1]);
     ++read_;
-    if (order_ == 1)
-        read_unigram(cost_of(log10_prob), cost_of(log10_backoff));
-    else
-        read_ngram(cost_of(log10_prob), cost_of(log10_backoff));
+    if (order_ == 1) read_unigram(cost_of(log10_prob), cost_of(log10_backoff));
+    else read_ngram(cost_of(log10_prob), cost_of(log10_backoff));
 }
 
 void ArpaParser::read_count() {

@@ -11,7 +11,7 @@ namespace fst_core {
 namespace {
 
 constexpr double kResolution = 1e7;  // seven decimals, about what float32 holds
-constexpr double kRounding = 1e-6;  // as far above 1 as rounding takes a probability
+constexpr double kRounding = 1e-6;   // as far above 1 as rounding takes a probability
 constexpr std::size_t kPiece = 1 << 20;
 
 void append_log10(std::string& text, double cost) {
@@ -35,7 +35,8 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
     }
     const auto index = static_cast<std::size_t>(token);
     if (index >= words.size() || words[index].empty())
-        refuse("token ", token, ": expected a word without white space or NUL that is no marker, got another or none; "
+        refuse("token ", token,
+               ": expected a word without white space or NUL that is no marker, got another or none; "
                "ARPA cannot hold it, an .fst file can");
     text += words[index];
 }

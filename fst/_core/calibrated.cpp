@@ -21,10 +21,8 @@ std::int32_t match_class(std::int32_t length) {
 
 template <typename Take>
 inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
-    if (arc.hit == Graph::kNone)
-        take(kNotDrafted, 1);
-    else
-        take(kLogProb, arc.log_prob);
+    if (arc.hit == Graph::kNone) take(kNotDrafted, 1);
+    else take(kLogProb, arc.log_prob);
     take(kNgram, arc.ngram);
     take(kNgramProb, std::exp(arc.ngram));
     if (arc.level > 0) take(kBigram + std::min(arc.level, 3) - 1, 1);
@@ -182,8 +180,7 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
                  child = text_->node(child).next_sibling) {
                 const std::int32_t token = text_->node(child).token;
                 Arc* const arc = std::ranges::lower_bound(arcs, arcs + size, token, {}, &Arc::token);
-                if (arc != arcs + size && arc->token == token && arc->match < 0)
-                    set_match(*arc, history, child);
+                if (arc != arcs + size && arc->token == token && arc->match < 0) set_match(*arc, history, child);
             }
         } else {
             for (std::int32_t c = 0; c < size; ++c) {

@@ -45,13 +45,13 @@ class CalibratedSearch {
     };
     static constexpr std::int32_t kLong = 2;  // tokens of a long match
     static constexpr double kLeast = -30;
-    static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
+    static constexpr std::int32_t kMostCopies = 8;   // that a slot lacks, the longest matches first
     static constexpr std::int32_t kMostListed = 64;  // a history with more continuations is only asked for columns
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
         std::int32_t path_state;  // of the graph
-        std::int32_t history;  // of the text index
+        std::int32_t history;     // of the text index
     };
 
     // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a
@@ -62,9 +62,9 @@ class CalibratedSearch {
 
     // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
     struct Description {
-        std::vector<float> features;         // [arcs of all slots, kFeatures]
-        std::vector<std::int32_t> tokens;    // [arcs of all slots], -1 for outside
-        std::vector<std::int32_t> sizes;     // [slots of the path] arcs, outside among them
+        std::vector<float> features;       // [arcs of all slots, kFeatures]
+        std::vector<std::int32_t> tokens;  // [arcs of all slots], -1 for outside
+        std::vector<std::int32_t> sizes;   // [slots of the path] arcs, outside among them
     };
     Description describe(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
                          std::span<const std::int64_t> path);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMostEntries = 1u << 24;  // arcs and members of subsets
 
-using Weights = std::map<std::int32_t, double>;              // by state
+using Weights = std::map<std::int32_t, double>;               // by state
 using Subset = std::vector<std::pair<std::int32_t, double>>;  // by rising state; the best weight is 0, but in the first
 
 void raise(Weights& weights, std::int32_t state, double weight) {
@@ -53,10 +53,8 @@ class Determinizer {
             const auto [state, weight] = *entry;
             bool matters = false;
             each_arc(state, [&, weight = weight](std::int32_t token, double log_prob, std::int32_t target) {
-                if (token == Lattice::kEpsilon && target != Lattice::kEnd)
-                    raise(weights, target, weight + log_prob);
-                else
-                    matters = true;
+                if (token == Lattice::kEpsilon && target != Lattice::kEnd) raise(weights, target, weight + log_prob);
+                else matters = true;
             });
             if (!matters) continue;
             subset.emplace_back(state, weight);
@@ -78,10 +76,8 @@ class Determinizer {
         double end = kMinusInfinity;
         for (const auto& [state, weight] : subset)
             each_arc(state, [&, weight = weight](std::int32_t token, double log_prob, std::int32_t target) {
-                if (token != Lattice::kEpsilon)
-                    raise(following[token], target, weight + log_prob);
-                else if (target == Lattice::kEnd)
-                    end = std::max(end, weight + log_prob);
+                if (token != Lattice::kEpsilon) raise(following[token], target, weight + log_prob);
+                else if (target == Lattice::kEnd) end = std::max(end, weight + log_prob);
             });
         if (end > kMinusInfinity) add_arc(Lattice::kEpsilon, end, Lattice::kEnd);
         for (auto& [token, weights] : following) {

@@ -120,8 +120,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
     const auto [state, slot] = std::pair(node(index).state, node(index).slot);
     const Lattice::Slot& columns = lattice_->slot(slot);
     const std::size_t first = num_hits_;
-    if (const std::size_t most = first + columns.size; hits_.size() < most)
-        hits_.resize(2 * most);
+    if (const std::size_t most = first + columns.size; hits_.size() < most) hits_.resize(2 * most);
     if (model_ == nullptr || state == model_->unigram_state()) {
         add_unigrams(columns);
     } else {
@@ -131,12 +130,10 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
         node(index).next_longer = node(backoff).first_longer;
         node(backoff).first_longer = index;
         node(index).backoff_cost = static_cast<float>(row.backoff_cost);
-        if (row.num_arcs <= 8 * static_cast<std::uint32_t>(columns.num_keys))
-            match_by_scan(row, state, columns);
+        if (row.num_arcs <= 8 * static_cast<std::uint32_t>(columns.num_keys)) match_by_scan(row, state, columns);
         else if (const LabelIndex* const index = model_->label_index(state, row); index != nullptr)
             match_by_index(row, *index, columns);
-        else
-            match_by_search(row, columns);
+        else match_by_search(row, columns);
     }
     for (std::int32_t c = 0; c < columns.num_epsilons; ++c) add_hit(c, state, 0);
     if (num_hits_ > static_cast<std::size_t>(INT32_MAX))

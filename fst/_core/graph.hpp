@@ -50,7 +50,7 @@ class Graph {
     };
     // One column as seen from a node, everything resolved.
     struct Step {
-        double cost;      // -ln p(column's token | node's history), summed along the failure arcs in order
+        double cost;         // -ln p(column's token | node's history), summed along the failure arcs in order
         std::int32_t hit;    // whose next path state the step leads to
         std::int32_t level;  // failure arcs below the history of the n-gram used: 0 for a unigram
     };
@@ -94,9 +94,7 @@ class Graph {
     std::span<Hit> hits(const Node& node) {
         return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)};
     }
-    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const {
-        return layers_[slot].nodes;
-    }
+    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return layers_[slot].nodes; }
     const Lattice& lattice() const { return *lattice_; }
 
     // All columns of an opened node; valid until the next call.
@@ -126,7 +124,7 @@ class Graph {
     const Lattice* lattice_ = nullptr;
     const Model* model_ = nullptr;
     std::vector<Node> nodes_;
-    std::vector<Hit> hits_;      // num_hits_ of them, and room for a slot's columns more
+    std::vector<Hit> hits_;  // num_hits_ of them, and room for a slot's columns more
     std::size_t num_hits_ = 0;
     std::vector<Layer> layers_;
     std::vector<PathState> path_states_;

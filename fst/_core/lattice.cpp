@@ -11,7 +11,7 @@ namespace fst_core {
 
 namespace {
 
-constexpr std::uint32_t kFlagsPerLabel = 64;  // so few false positives that branch prediction expects none
+constexpr std::uint32_t kFlagsPerLabel = 64;   // so few false positives that branch prediction expects none
 constexpr std::uint32_t kMaxFlags = 1u << 16;  // the filter stays in cache
 
 std::string spelled(double value) {
@@ -67,8 +67,9 @@ void ArcsView::check() const {
     if (slots() < 1 || tokens.size() > Lattice::kMostColumns || log_probs.size() != tokens.size() ||
         targets.size() != tokens.size() || offsets.front() != 0 ||
         offsets.back() != static_cast<std::int64_t>(tokens.size()))
-        refuse("expected tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to "
-               "their number");
+        refuse(
+            "expected tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to "
+            "their number");
     for (std::int32_t s = 0; s < slots(); ++s) {
         const std::int64_t first = offsets[s], end = offsets[s + 1];
         if (first > end || end > offsets.back())
@@ -190,8 +191,7 @@ bool Lattice::has_more_prefixes(std::uint64_t most) const {
 void Lattice::index_labels(Slot& slot) {
     order_.clear();
     for (std::int32_t c = 0; c < slot.size; ++c)
-        if (const std::int32_t label = labels_[slot.first + c]; label != Model::kNoLabel)
-            order_.emplace_back(label, c);
+        if (const std::int32_t label = labels_[slot.first + c]; label != Model::kNoLabel) order_.emplace_back(label, c);
     if (!std::is_sorted(order_.begin(), order_.end()))
         std::sort(order_.begin(), order_.end());  // <unk> breaks the order of tokens
 

@@ -35,10 +35,10 @@ struct LatticeView {
 // Any lattice: columns offsets[slot] to offsets[slot + 1] leave a slot, towards higher ones. A column without a token
 // (Lattice::kEpsilon) may also lead to Lattice::kEnd: there a path is complete.
 struct ArcsView {
-    std::span<const std::int64_t> offsets;     // [slots + 1]
-    std::span<const std::int32_t> tokens;      // [columns]
-    std::span<const double> log_probs;         // [columns]
-    std::span<const std::int32_t> targets;     // [columns]
+    std::span<const std::int64_t> offsets;  // [slots + 1]
+    std::span<const std::int32_t> tokens;   // [columns]
+    std::span<const double> log_probs;      // [columns]
+    std::span<const std::int32_t> targets;  // [columns]
 
     std::int32_t slots() const { return static_cast<std::int32_t>(offsets.size()) - 1; }
     // Throws std::invalid_argument for anything that the description above excludes.
@@ -56,7 +56,7 @@ class Lattice {
         std::int32_t first = 0;  // of this slot's columns among those of all slots
         std::int32_t size = 0;
         std::int32_t num_epsilons = 0;  // the first columns
-        std::int32_t first_key = 0;  // of this slot's distinct labels
+        std::int32_t first_key = 0;     // of this slot's distinct labels
         std::int32_t num_keys = 0;
         std::int32_t first_flag = 0;  // of the filter
         std::uint32_t filter_mask = 0;
@@ -97,8 +97,7 @@ class Lattice {
         const std::int32_t first = this->slot(slot).first;
         const std::int32_t before = inputs_[this->slot(slot - 1).first + previous];
         const float* const row = transitions_ + (std::int64_t{slot - 1} * k_ + before) * k_;
-        for (std::int32_t c = 0; c < this->slot(slot).size; ++c)
-            gains[c] = unmasked(row[inputs_[first + c]]);
+        for (std::int32_t c = 0; c < this->slot(slot).size; ++c) gains[c] = unmasked(row[inputs_[first + c]]);
     }
 
     // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.

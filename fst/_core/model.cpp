@@ -20,9 +20,7 @@ void refuse_order(std::uint32_t state) {
     refuse_corrupt("expected the arcs of state ", state, " in rising order of label");
 }
 
-void refuse_failures(std::uint32_t state) {
-    refuse_corrupt("more than 255 failure arcs in a row from state ", state);
-}
+void refuse_failures(std::uint32_t state) { refuse_corrupt("more than 255 failure arcs in a row from state ", state); }
 
 Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
              std::int64_t unigram_state, std::int64_t unk_label)
@@ -87,10 +85,8 @@ Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
         std::size_t low = 0, high = label == kNoLabel ? 0 : row.num_arcs;
         while (low < high) {
             const std::size_t middle = low + (high - low) / 2;
-            if (row.label(middle) < label)
-                low = middle + 1;
-            else
-                high = middle;
+            if (row.label(middle) < label) low = middle + 1;
+            else high = middle;
         }
         if (label != kNoLabel && low < row.num_arcs && row.label(low) == label) {
             const ArcRecord arc = row.arc(low);

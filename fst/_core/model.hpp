@@ -70,9 +70,9 @@ struct Row {
 
 class Model {
   public:
-    static constexpr double kMaxCost = 1000.0;    // stands for -ln 0: keeps every sum finite
-    static constexpr int kMaxFailures = 255;      // a longer chain of failure arcs is taken for a cycle
-    static constexpr std::int32_t kNoLabel = 0;   // a token that neither the unigrams nor <unk> provide for
+    static constexpr double kMaxCost = 1000.0;   // stands for -ln 0: keeps every sum finite
+    static constexpr int kMaxFailures = 255;     // a longer chain of failure arcs is taken for a cycle
+    static constexpr std::int32_t kNoLabel = 0;  // a token that neither the unigrams nor <unk> provide for
 
     struct Step {
         double cost;
@@ -155,7 +155,7 @@ class Model {
     std::uint32_t start_, unigram_state_;
     std::int32_t unk_label_;
     bool has_end_;
-    std::vector<ArcRecord> unigram_arcs_;     // a copy: the one row that every search reads throughout
+    std::vector<ArcRecord> unigram_arcs_;         // a copy: the one row that every search reads throughout
     std::vector<std::int32_t> unigram_by_label_;  // index into unigram_arcs_ or -1; empty where labels are too sparse
     std::optional<LabelIndexes> label_indexes_;
 };

@@ -96,25 +96,35 @@ PYBIND11_MODULE(_core, module) {
     using Ids = Array<std::int64_t>;
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
         .def(py::init(&borrowing_model), "states"_a, "arcs"_a, "start"_a, "unigram_state"_a, "unk_label"_a = 0)
-        .def("log_prob", [](const Model& model, std::int64_t token, const Ids& context) {
-                 return model.log_prob(token, tokens_of(context, "context"));
-             }, "token"_a, "context"_a)
-        .def("score", [](const Model& model, const Ids& tokens, bool bos, bool eos) {
-                 return model.score(tokens_of(tokens, "tokens"), bos, eos);
-             }, "tokens"_a, "bos"_a = false, "eos"_a = false)
-        .def("state_of", [](const Model& model, const Ids& context) {
-                 return model.state_of(tokens_of(context, "context"));
-             }, "context"_a)
-        .def("num_ngrams", [](const Model& model) { return count_ngrams(model, true); },
-             py::call_guard<fst::GilRelease>())
+        .def(
+            "log_prob",
+            [](const Model& model, std::int64_t token, const Ids& context) {
+                return model.log_prob(token, tokens_of(context, "context"));
+            },
+            "token"_a, "context"_a)
+        .def(
+            "score",
+            [](const Model& model, const Ids& tokens, bool bos, bool eos) {
+                return model.score(tokens_of(tokens, "tokens"), bos, eos);
+            },
+            "tokens"_a, "bos"_a = false, "eos"_a = false)
+        .def(
+            "state_of",
+            [](const Model& model, const Ids& context) { return model.state_of(tokens_of(context, "context")); },
+            "context"_a)
+        .def(
+            "num_ngrams", [](const Model& model) { return count_ngrams(model, true); },
+            py::call_guard<fst::GilRelease>())
         .def("ngrams", &list_ngrams)
         .def_property_readonly("has_end", &Model::has_end)
         .def("resolve", &resolve, "tokens"_a, "state"_a)
-        .def("write_arpa", [](const Model& model, const std::vector<std::string>& words, bool markers,
-                              const py::function& sink) {
-                 write_arpa(model, words, markers,
-                            [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
-             }, "words"_a, "markers"_a, "sink"_a);
+        .def(
+            "write_arpa",
+            [](const Model& model, const std::vector<std::string>& words, bool markers, const py::function& sink) {
+                write_arpa(model, words, markers,
+                           [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+            },
+            "words"_a, "markers"_a, "sink"_a);
     bind_formats(module);
     bind_sausages(module);
     bind_word_lattices(module);

@@ -65,8 +65,7 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
     const auto nodes = graph_.nodes_of_slot(slot);
     unevaluated_ = nodes.size();
     stride_ = (static_cast<std::size_t>(std::max(graph_.lattice().slot(slot).size, 1)) + kLanes - 1) / kLanes * kLanes;
-    if (has_transitions_ && slot > 0)
-        has_gains_.assign(graph_.lattice().slot(slot - 1).size, 0);
+    if (has_transitions_ && slot > 0) has_gains_.assign(graph_.lattice().slot(slot - 1).size, 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
     if (unevaluated_ != 0) refuse_corrupt("failure arcs in a cycle");

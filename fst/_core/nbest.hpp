@@ -23,10 +23,10 @@ class NbestSearch {
 
   private:
     static constexpr std::int32_t kUnknown = -2;
-    struct Choice {  // a column as the next step from a node
-        double value;  // step + best completion after it
-        double step;   // log_prob + transition - alpha * cost
-        std::int32_t next;  // path state; kNone at the lattice's end
+    struct Choice {             // a column as the next step from a node
+        double value;           // step + best completion after it
+        double step;            // log_prob + transition - alpha * cost
+        std::int32_t next;      // path state; kNone at the lattice's end
         std::int32_t follower;  // the column after this one in the order of value and column
     };
     struct Prefix {
@@ -57,13 +57,13 @@ class NbestSearch {
 
     Graph graph_;
     double alpha_ = 0;
-    bool has_transitions_ = false;  // as the lattice has transitions
+    bool has_transitions_ = false;           // as the lattice has transitions
     std::size_t stride_ = 0;                 // columns of the slot at hand, padded
     std::vector<std::vector<double>> rows_;  // [length of the history, column]: of the chain of nodes being evaluated
     std::vector<double> values_;             // [path_state]: best score of a completion from there
     std::vector<double> gains_;  // [column before, column]: the transitions of the slot at hand, as far as known
-    std::vector<std::uint8_t> has_gains_;    // [column before]
-    std::size_t unevaluated_ = 0;            // nodes of the slot at hand
+    std::vector<std::uint8_t> has_gains_;     // [column before]
+    std::size_t unevaluated_ = 0;             // nodes of the slot at hand
     std::vector<std::int32_t> first_choice_;  // [path_state] into choices_, kNone until visited
     std::vector<Choice> choices_;
     std::vector<Prefix> prefixes_;

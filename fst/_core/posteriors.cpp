@@ -29,8 +29,7 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
             const double* const weights = graph_.weights(at);
             for (std::int32_t c = 0; c < columns.size; ++c) {
                 const double weight = weights[c] - alpha_ * steps[c].cost;
-                if (weight > kMinusInfinity)
-                    visit(at, columns.first + c, weight, graph_.hit(steps[c].hit).next);
+                if (weight > kMinusInfinity) visit(at, columns.first + c, weight, graph_.hit(steps[c].hit).next);
             }
         }
     }

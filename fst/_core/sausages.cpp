@@ -15,8 +15,8 @@ struct SharedIndex {
     mutable std::shared_mutex mutex;
 };
 
-py::tuple nbest(const Sausages& sausages, const Model* model, std::int64_t p, double alpha,
-                const Contexts& contexts, std::int64_t threads) {
+py::tuple nbest(const Sausages& sausages, const Model* model, std::int64_t p, double alpha, const Contexts& contexts,
+                std::int64_t threads) {
     using Result = NbestSearch::Result;
     const SausageBatch batch(sausages, model, alpha, contexts);
     if (p < 1) refuse("expected p of at least 1, got ", p);
@@ -49,10 +49,9 @@ void check_further(std::int64_t further) {
     if (further < 0 || further > kMost) refuse("expected 0 to 4096 further slots, got ", further);
 }
 
-py::tuple calibrated_tree(const Sausages& sausages, const Model* model,
-                          const std::vector<const SharedIndex*>& texts, const Array<double>& weights,
-                          std::int64_t num_nodes, std::int64_t further, const Contexts& contexts,
-                          std::int64_t threads) {
+py::tuple calibrated_tree(const Sausages& sausages, const Model* model, const std::vector<const SharedIndex*>& texts,
+                          const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
+                          const Contexts& contexts, std::int64_t threads) {
     check_further(further);
     const SausageBatch batch(sausages, model, 1, contexts);
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
@@ -107,10 +106,13 @@ void bind_sausages(py::module_& module) {
 
     py::class_<SharedIndex>(module, "TextIndex")
         .def(py::init<>())
-        .def("extend", [](SharedIndex& text, const Array<std::int64_t>& tokens) {
-                 const std::unique_lock lock(text.mutex);
-                 text.index.extend(tokens_of(tokens, "tokens"));
-             }, "tokens"_a)
+        .def(
+            "extend",
+            [](SharedIndex& text, const Array<std::int64_t>& tokens) {
+                const std::unique_lock lock(text.mutex);
+                text.index.extend(tokens_of(tokens, "tokens"));
+            },
+            "tokens"_a)
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
     module.def("nbest", &nbest);

@@ -14,7 +14,7 @@ namespace {
 
 // N-grams are known by their rows until all additions are merged; those added are numbered on from the last row.
 struct OrderWithAdditions {
-    std::vector<std::uint32_t> suffixes;  // of every n-gram, one order below
+    std::vector<std::uint32_t> suffixes;                     // of every n-gram, one order below
     std::unordered_map<std::uint64_t, std::uint32_t> added;  // by context and label
 };
 

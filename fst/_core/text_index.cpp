@@ -42,10 +42,8 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
         std::int32_t next = kNone, longer = kNone;
         for (std::int32_t history = end_; history != kNone; history = node(history).shorter) {
             const std::int32_t child = add_child(history, static_cast<std::int32_t>(token));
-            if (longer == kNone)
-                next = child;
-            else
-                nodes_[longer].shorter = child;
+            if (longer == kNone) next = child;
+            else nodes_[longer].shorter = child;
             longer = child;
         }
         end_ = node(next).depth > kLongestHistory ? node(next).shorter : next;

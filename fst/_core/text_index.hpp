@@ -21,9 +21,9 @@ class TextIndex {
 
     struct Node {
         std::int32_t token;
-        std::int32_t depth;  // tokens of the n-gram
-        std::int32_t count;  // how often it occurs
-        std::int32_t total;  // how often a token follows it
+        std::int32_t depth;        // tokens of the n-gram
+        std::int32_t count;        // how often it occurs
+        std::int32_t total;        // how often a token follows it
         std::int32_t shorter;      // failure link; kNone at the root
         std::int32_t first_child;  // the one added last
         std::int32_t next_sibling;

@@ -11,10 +11,11 @@
 namespace {
 
 std::atomic<long> left{-1};  // allocations until the one that fails; negative: none does
+std::atomic<std::size_t> spared{0};
 std::atomic<bool> threads{true};
 
-void count() {
-    if (left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
+void count(std::size_t size) {
+    if (size >= spared && left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
 }
 
 template <typename Function>
@@ -26,8 +27,11 @@ Function next(const char* name) {
 
 extern "C" {
 
-// The allocation that fails, counted from 0; -1: none.
-void fail_allocation(long number) { left = number; }
+// The allocation that fails, of those of at least so many bytes, counted from 0; -1: none.
+void fail_allocation(long number, std::size_t size) {
+    left = number;
+    spared = size;
+}
 // Whether it has failed.
 int has_failed() { return left < 0; }
 void refuse_threads() { threads = false; }
@@ -40,12 +44,12 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
 
 void* operator new(std::size_t size) {
     static const auto real = next<void* (*)(std::size_t)>("_Znwm");
-    count();
+    count(size);
     return real(size);
 }
 
 void* operator new(std::size_t size, std::align_val_t alignment) {
     static const auto real = next<void* (*)(std::size_t, std::align_val_t)>("_ZnwmSt11align_val_t");
-    count();
+    count(size);
     return real(size, alignment);
 }

@@ -10,6 +10,7 @@ namespace fst {
 template <typename... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void refuse(Parts... parts) {
     std::ostringstream message;
+    message.exceptions(std::ios::badbit);  // no memory is another error, and no shorter message
     (message << ... << parts);
     throw std::invalid_argument(message.str());
 }

@@ -55,8 +55,8 @@ inline void check(const Settings& s, const std::vector<Layer>& layers, const Sha
             refuse("expected at most ", s.head_size / 2, " frequencies, half as many as a head has numbers, got ",
                    each.frequencies.size());
     for (const Layer& layer : layers) {
-        for (const SharedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
-                                         &layer.down})
+        for (const SharedMatrix* each :
+             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
             if (*each == nullptr) refuse("expected all matrices of a layer");
         const auto shape = [](const SharedMatrix& matrix, std::size_t outputs, std::size_t inputs) {
             if (matrix->outputs != outputs || matrix->inputs != inputs)

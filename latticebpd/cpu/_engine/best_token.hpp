@@ -101,7 +101,7 @@ class BestToken {
     SharedMatrix projection_;
     float softcap_;
     mutable std::once_flag once_;
-    mutable SharedMatrix upper_;  // null: exact logits of all tokens
+    mutable SharedMatrix upper_;         // null: exact logits of all tokens
     mutable std::vector<float> errors_;  // by token, of the approximation, for a state of norm 1
 };
 

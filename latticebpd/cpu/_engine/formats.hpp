@@ -16,8 +16,20 @@ namespace engine {
 constexpr std::size_t kGroup = 32, kOutputs = 16;
 
 // By the numbers that GGUF files have for them; kUpper is the engine's own, the upper bits of kQ80.
-enum class Type { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ51 = 7, kQ80 = 8, kQ4K = 12, kQ5K = 13, kQ6K = 14,
-                  kBf16 = 30, kUpper = 1000 };
+enum class Type {
+    kF32 = 0,
+    kF16 = 1,
+    kQ40 = 2,
+    kQ41 = 3,
+    kQ50 = 6,
+    kQ51 = 7,
+    kQ80 = 8,
+    kQ4K = 12,
+    kQ5K = 13,
+    kQ6K = 14,
+    kBf16 = 30,
+    kUpper = 1000
+};
 
 // What a quantized format consists of.
 // bits: of q.  offset: subtracted from q.  minima: whether there is an m.  is_k_quant: whether s and m are products of
@@ -48,8 +60,7 @@ struct Format {
         case Type::kQ4K: return {4, 0, true, true, 1, 256, 144};
         case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
         case Type::kQ6K: return {6, 32, false, true, 2, 256, 210};
-        default:
-            refuse_type(type);
+        default: refuse_type(type);
     }
 }
 
@@ -119,8 +130,8 @@ inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
     } else if (type == Type::kQ6K) {
         const std::uint8_t *low = block + 64 * (sub / 4) + 32 * (sub % 2), *high = block + 128 + 32 * (sub / 4);
         for (std::size_t i = 0; i < kGroup; ++i)
-            group.q[i] = static_cast<std::uint8_t>((low[i] >> 4 * (sub % 4 / 2) & 15) |
-                                                   (high[i] >> 2 * (sub % 4) & 3) << 4);
+            group.q[i] =
+                static_cast<std::uint8_t>((low[i] >> 4 * (sub % 4 / 2) & 15) | (high[i] >> 2 * (sub % 4) & 3) << 4);
         std::memcpy(group.bytes, block + 192 + 2 * sub, 2);
     } else if (format.is_k_quant) {
         const std::uint8_t *s = block + 4, *codes = block + format.bytes - 128 + 32 * (sub / 2);
@@ -168,7 +179,8 @@ inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, We
     if (high != 0) {
         const std::size_t columns = 8 / high;
         q |= (weights[(4 + index.column / columns) * 64 + index.byte] >> high * (index.column % columns) &
-              ((1u << high) - 1)) << 4;
+              ((1u << high) - 1))
+             << 4;
     }
     return static_cast<std::uint8_t>(q);
 }

@@ -101,8 +101,7 @@ inline void bind_kernels(pybind11::module_& module) {
             return tied ? py::tuple(py::make_tuple(tokens, log_probs, pairs)) : py::make_tuple(tokens, log_probs);
         });
     module.def("chain_weights", [](const Floats& log_probs, const Floats& start, const Floats& pairs) {
-        if (log_probs.ndim() != 3 || log_probs.shape(1) == 0)
-            refuse("expected log_probs [rows, slots, k], got others");
+        if (log_probs.ndim() != 3 || log_probs.shape(1) == 0) refuse("expected log_probs [rows, slots, k], got others");
         const auto rows = static_cast<Size>(log_probs.shape(0)), slots = static_cast<Size>(log_probs.shape(1));
         const auto k = static_cast<Size>(log_probs.shape(2));
         const auto starts = static_cast<Size>(start.size()), pairings = static_cast<Size>(pairs.size());
@@ -117,29 +116,36 @@ inline void bind_kernels(pybind11::module_& module) {
         return py::make_tuple(arcs, transitions);
     });
     module.attr("EPSILON") = kEpsilon;
-    module.def("top_k", [](const Floats& x, Size k, Size threads, Size isa) {
-        if (x.ndim() != 2 || k == 0 || k > static_cast<Size>(x.shape(1)))
-            refuse("expected k > 0 and rows of at least k numbers, got k = ", k);
-        const auto rows = static_cast<Size>(x.shape(0)), count = static_cast<Size>(x.shape(1));
-        py::array_t<float> values({rows, k}), log_sums(static_cast<py::ssize_t>(rows));
-        py::array_t<std::int32_t> indices({rows, k});
-        const TopK top{x.data(), count, k, values.mutable_data(), indices.mutable_data(), log_sums.mutable_data()};
-        {
-            const fst::GilRelease unlocked;
-            top.rows(rows, workers(threads, isa));
-        }
-        return py::make_tuple(values, indices, log_sums);
-    }, "x"_a, "k"_a, "threads"_a, "isa"_a = 0);
-    module.def("move", [](py::array_t<std::uint8_t, py::array::c_style>& buffer, const std::vector<Move>& moves) {
-        if (buffer.ndim() != 4) refuse("expected bytes [rows, heads, positions, size], got ", buffer.ndim(), " axes");
-        const auto rows = static_cast<Size>(buffer.shape(0)), heads = static_cast<Size>(buffer.shape(1));
-        const auto positions = static_cast<Size>(buffer.shape(2)), bytes = static_cast<Size>(buffer.shape(3));
-        for (const auto& [row, source, destination] : moves)
-            if (row >= rows || source >= positions || destination >= positions)
-                refuse("expected moves within ", rows, " rows and ", positions, " positions, got one in row ", row,
-                       " from ", source, " to ", destination);
-        move_vectors(buffer.mutable_data(), heads, positions, bytes, moves);
-    }, py::arg().noconvert(), py::arg());
+    module.def(
+        "top_k",
+        [](const Floats& x, Size k, Size threads, Size isa) {
+            if (x.ndim() != 2 || k == 0 || k > static_cast<Size>(x.shape(1)))
+                refuse("expected k > 0 and rows of at least k numbers, got k = ", k);
+            const auto rows = static_cast<Size>(x.shape(0)), count = static_cast<Size>(x.shape(1));
+            py::array_t<float> values({rows, k}), log_sums(static_cast<py::ssize_t>(rows));
+            py::array_t<std::int32_t> indices({rows, k});
+            const TopK top{x.data(), count, k, values.mutable_data(), indices.mutable_data(), log_sums.mutable_data()};
+            {
+                const fst::GilRelease unlocked;
+                top.rows(rows, workers(threads, isa));
+            }
+            return py::make_tuple(values, indices, log_sums);
+        },
+        "x"_a, "k"_a, "threads"_a, "isa"_a = 0);
+    module.def(
+        "move",
+        [](py::array_t<std::uint8_t, py::array::c_style>& buffer, const std::vector<Move>& moves) {
+            if (buffer.ndim() != 4)
+                refuse("expected bytes [rows, heads, positions, size], got ", buffer.ndim(), " axes");
+            const auto rows = static_cast<Size>(buffer.shape(0)), heads = static_cast<Size>(buffer.shape(1));
+            const auto positions = static_cast<Size>(buffer.shape(2)), bytes = static_cast<Size>(buffer.shape(3));
+            for (const auto& [row, source, destination] : moves)
+                if (row >= rows || source >= positions || destination >= positions)
+                    refuse("expected moves within ", rows, " rows and ", positions, " positions, got one in row ", row,
+                           " from ", source, " to ", destination);
+            move_vectors(buffer.mutable_data(), heads, positions, bytes, moves);
+        },
+        py::arg().noconvert(), py::arg());
 }
 
 }  // namespace engine

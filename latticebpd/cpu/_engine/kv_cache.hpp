@@ -123,8 +123,9 @@ class CachesInUse {
     explicit CachesInUse(std::vector<Cache*> caches) : caches_(std::move(caches)) {
         for (const Cache* cache : caches_)
             if (cache->in_use)
-                fst::refuse("expected a cache for each thread, got one that another thread's call is using; make a "
-                            "cache for each, or wait for that call");
+                fst::refuse(
+                    "expected a cache for each thread, got one that another thread's call is using; make a "
+                    "cache for each, or wait for that call");
         for (Cache* cache : caches_) cache->in_use = true;
     }
     ~CachesInUse() {

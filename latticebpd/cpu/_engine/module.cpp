@@ -73,62 +73,71 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
 PYBIND11_MODULE(_engine, module) {
     bind_kernels(module);
     module.def("isas", [] { return operations().size(); });
-    module.def("dequantized", [](int type, const Array<std::uint8_t>& blocks) {
-                   const Type own = type_of(type);
-                   const auto [inputs, bytes] = block_of(own);
-                   const auto size = static_cast<std::size_t>(blocks.size());
-                   if (size % bytes != 0) refuse("expected blocks of ", bytes, " bytes, got ", size, " bytes");
-                   Array<float> numbers(static_cast<py::ssize_t>(size / bytes * inputs));
-                   read_row(own, blocks.data(), size / bytes * inputs, numbers.mutable_data());
-                   return numbers;
-               }, "type"_a, "blocks"_a);
+    module.def(
+        "dequantized",
+        [](int type, const Array<std::uint8_t>& blocks) {
+            const Type own = type_of(type);
+            const auto [inputs, bytes] = block_of(own);
+            const auto size = static_cast<std::size_t>(blocks.size());
+            if (size % bytes != 0) refuse("expected blocks of ", bytes, " bytes, got ", size, " bytes");
+            Array<float> numbers(static_cast<py::ssize_t>(size / bytes * inputs));
+            read_row(own, blocks.data(), size / bytes * inputs, numbers.mutable_data());
+            return numbers;
+        },
+        "type"_a, "blocks"_a);
     py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
     py::class_<Matrix, std::shared_ptr<Matrix>>(module, "Matrix")
-        .def_static("of_blocks",
-                    [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks,
-                       std::size_t outputs, std::size_t inputs, const std::vector<std::int64_t>& order) {
-                        const Type own = type_of(type);
-                        const auto [block, bytes] = block_of(own);
-                        const auto size = static_cast<std::size_t>(blocks.size());
-                        // By division, since products of such numbers may not fit.
-                        if (inputs == 0 || inputs % block != 0 || size % bytes != 0 ||
-                            size / bytes % (inputs / block) != 0 || size / bytes / (inputs / block) != outputs)
-                            refuse("expected blocks of all weights, ", outputs, " x ", inputs, " in blocks of ", block,
-                                   " weights and ", bytes, " bytes, got ", size, " bytes");
-                        if (!order.empty() && order.size() != outputs)
-                            refuse("expected a row for each of ", outputs, " outputs, got ", order.size());
-                        for (const std::int64_t row : order)
-                            if (row < 0 || row >= static_cast<std::int64_t>(outputs))
-                                refuse("expected rows of the matrix below ", outputs, ", got ", row);
-                        const std::uint8_t* from = blocks.data();
-                        const GilRelease released;
-                        return std::make_shared<Matrix>(memory, own, from, outputs, inputs, order);
-                    },
-                    "memory"_a, "type"_a, "blocks"_a, "outputs"_a, "inputs"_a, "order"_a = std::vector<std::int64_t>{})
-        .def_static("of_numbers",
-                    [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool quantized) {
-                        if (numbers.ndim() != 2)
-                            refuse("expected weights [outputs, inputs], got ", numbers.ndim(), " axes");
-                        const float* from = numbers.data();
-                        const auto outputs = static_cast<std::size_t>(numbers.shape(0));
-                        const auto inputs = static_cast<std::size_t>(numbers.shape(1));
-                        const GilRelease released;
-                        if (quantized) return std::make_shared<Matrix>(memory, from, outputs, inputs);
-                        const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
-                        return std::make_shared<Matrix>(memory, Type::kF32, bytes, outputs, inputs,
-                                                        std::vector<std::int64_t>{});
-                    }, "memory"_a, "numbers"_a, "quantized"_a)
+        .def_static(
+            "of_blocks",
+            [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks,
+               std::size_t outputs, std::size_t inputs, const std::vector<std::int64_t>& order) {
+                const Type own = type_of(type);
+                const auto [block, bytes] = block_of(own);
+                const auto size = static_cast<std::size_t>(blocks.size());
+                // By division, since products of such numbers may not fit.
+                if (inputs == 0 || inputs % block != 0 || size % bytes != 0 || size / bytes % (inputs / block) != 0 ||
+                    size / bytes / (inputs / block) != outputs)
+                    refuse("expected blocks of all weights, ", outputs, " x ", inputs, " in blocks of ", block,
+                           " weights and ", bytes, " bytes, got ", size, " bytes");
+                if (!order.empty() && order.size() != outputs)
+                    refuse("expected a row for each of ", outputs, " outputs, got ", order.size());
+                for (const std::int64_t row : order)
+                    if (row < 0 || row >= static_cast<std::int64_t>(outputs))
+                        refuse("expected rows of the matrix below ", outputs, ", got ", row);
+                const std::uint8_t* from = blocks.data();
+                const GilRelease released;
+                return std::make_shared<Matrix>(memory, own, from, outputs, inputs, order);
+            },
+            "memory"_a, "type"_a, "blocks"_a, "outputs"_a, "inputs"_a, "order"_a = std::vector<std::int64_t>{})
+        .def_static(
+            "of_numbers",
+            [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool quantized) {
+                if (numbers.ndim() != 2) refuse("expected weights [outputs, inputs], got ", numbers.ndim(), " axes");
+                const float* from = numbers.data();
+                const auto outputs = static_cast<std::size_t>(numbers.shape(0));
+                const auto inputs = static_cast<std::size_t>(numbers.shape(1));
+                const GilRelease released;
+                if (quantized) return std::make_shared<Matrix>(memory, from, outputs, inputs);
+                const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
+                return std::make_shared<Matrix>(memory, Type::kF32, bytes, outputs, inputs,
+                                                std::vector<std::int64_t>{});
+            },
+            "memory"_a, "numbers"_a, "quantized"_a)
         .def("set_bias", &Matrix::set_bias)
-        .def("multiply", [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
-                 const std::size_t rows = rows_of(x, matrix.inputs);
-                 Array<float> y({rows, matrix.outputs});
-                 const Workers workers{operations(isa), threads};
-                 float* to = y.mutable_data();
-                 const GilRelease released;
-                 Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
-                 return y;
-             }, "x"_a, "threads"_a = 1, "isa"_a = 0)
-        .def("row", [](const Matrix& matrix, std::size_t output) {
+        .def(
+            "multiply",
+            [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
+                const std::size_t rows = rows_of(x, matrix.inputs);
+                Array<float> y({rows, matrix.outputs});
+                const Workers workers{operations(isa), threads};
+                float* to = y.mutable_data();
+                const GilRelease released;
+                Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
+                return y;
+            },
+            "x"_a, "threads"_a = 1, "isa"_a = 0)
+        .def("row",
+             [](const Matrix& matrix, std::size_t output) {
                  if (output >= matrix.outputs) refuse("expected an output below ", matrix.outputs, ", got ", output);
                  Array<float> weights(static_cast<py::ssize_t>(matrix.inputs));
                  matrix.row(output, weights.mutable_data());
@@ -140,58 +149,74 @@ PYBIND11_MODULE(_engine, module) {
         .def(py::init<>())
         .def_readwrite("input_norm", &Layer::input_norm)
         .def_readwrite("attention_output_norm", &Layer::attention_output_norm)
-        .def_readwrite("mlp_norm", &Layer::mlp_norm).def_readwrite("mlp_output_norm", &Layer::mlp_output_norm)
-        .def_readwrite("query_norm", &Layer::query_norm).def_readwrite("key_norm", &Layer::key_norm)
-        .def_readwrite("window", &Layer::window).def_readwrite("rotation", &Layer::rotation)
+        .def_readwrite("mlp_norm", &Layer::mlp_norm)
+        .def_readwrite("mlp_output_norm", &Layer::mlp_output_norm)
+        .def_readwrite("query_norm", &Layer::query_norm)
+        .def_readwrite("key_norm", &Layer::key_norm)
+        .def_readwrite("window", &Layer::window)
+        .def_readwrite("rotation", &Layer::rotation)
         .def("set_matrices", [](Layer& layer, const std::array<std::shared_ptr<Matrix>, 7>& matrices) {
-                 const std::array<SharedMatrix*, 7> own{&layer.query, &layer.key, &layer.value, &layer.output,
-                                                        &layer.gate,  &layer.up,  &layer.down};
-                 for (std::size_t i = 0; i < own.size(); ++i) *own[i] = matrices[i];
-             });
+            const std::array<SharedMatrix*, 7> own{&layer.query, &layer.key, &layer.value, &layer.output,
+                                                   &layer.gate,  &layer.up,  &layer.down};
+            for (std::size_t i = 0; i < own.size(); ++i) *own[i] = matrices[i];
+        });
     py::class_<Settings>(module, "Settings")
         .def(py::init<>())
-        .def_readwrite("heads", &Settings::heads).def_readwrite("num_kv_heads", &Settings::num_kv_heads)
-        .def_readwrite("head_size", &Settings::head_size).def_readwrite("epsilon", &Settings::epsilon)
-        .def_readwrite("scale", &Settings::scale).def_readwrite("attention_softcap", &Settings::attention_softcap)
+        .def_readwrite("heads", &Settings::heads)
+        .def_readwrite("num_kv_heads", &Settings::num_kv_heads)
+        .def_readwrite("head_size", &Settings::head_size)
+        .def_readwrite("epsilon", &Settings::epsilon)
+        .def_readwrite("scale", &Settings::scale)
+        .def_readwrite("attention_softcap", &Settings::attention_softcap)
         .def_readwrite("logit_softcap", &Settings::logit_softcap)
-        .def_readwrite("embedding_scale", &Settings::embedding_scale).def_readwrite("gelu", &Settings::gelu)
+        .def_readwrite("embedding_scale", &Settings::embedding_scale)
+        .def_readwrite("gelu", &Settings::gelu)
         .def("add_rotation", [](Settings& settings, const Numbers& frequencies, float factor) {
             settings.rotations.push_back({frequencies, factor});
         });
     py::class_<Cache>(module, "Cache")
         .def(py::init([](const Transformer& model) { return Cache(model.cache_shape()); }))
         .def_readonly("length", &Cache::length)
-        .def("keep", [](Cache& cache, const std::vector<std::size_t>& columns) {
+        .def("keep",
+             [](Cache& cache, const std::vector<std::size_t>& columns) {
                  const CachesInUse in_use({&cache});
                  cache.keep(columns);
              })
-        .def("cut", [](Cache& cache, std::size_t tokens) {
+        .def("cut",
+             [](Cache& cache, std::size_t tokens) {
                  const CachesInUse in_use({&cache});
                  cache.cut(tokens);
              })
         .def("__copy__", [](Cache& cache) {
-                 const CachesInUse in_use({&cache});
-                 Cache copied = cache;
-                 copied.in_use = false;
-                 return copied;
-             });
+            const CachesInUse in_use({&cache});
+            Cache copied = cache;
+            copied.in_use = false;
+            return copied;
+        });
     py::class_<Transformer>(module, "Transformer")
         .def(py::init([](const Settings& settings, const std::vector<Layer>& layers,
                          const std::shared_ptr<Matrix>& embedding, const std::shared_ptr<Matrix>& projection,
                          const Numbers& norm, std::size_t isa) {
                  return std::make_unique<Transformer>(settings, layers, embedding, projection, norm, isa);
-             }), "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
+             }),
+             "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
         .def_property_readonly("hidden_size", &Transformer::hidden)
         .def_property_readonly("max_cheap_rows", &Transformer::max_cheap_rows)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
-        .def("logits", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 const auto logits = [&](auto... at) { model.logits(at..., threads); };
-                 return computed<float>(model, states, model.vocabulary(), logits);
-             }, "states"_a, "threads"_a)
-        .def("best", [](const Transformer& model, const Array<float>& states, std::size_t threads) {
-                 const auto best = [&](auto... at) { model.best(at..., threads); };
-                 return computed<std::int64_t>(model, states, 1, best).reshape({-1});
-             }, "states"_a, "threads"_a);
+        .def(
+            "logits",
+            [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                const auto logits = [&](auto... at) { model.logits(at..., threads); };
+                return computed<float>(model, states, model.vocabulary(), logits);
+            },
+            "states"_a, "threads"_a)
+        .def(
+            "best",
+            [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                const auto best = [&](auto... at) { model.best(at..., threads); };
+                return computed<std::int64_t>(model, states, 1, best).reshape({-1});
+            },
+            "states"_a, "threads"_a);
 }
 
 }  // namespace engine

@@ -56,7 +56,7 @@ enum class Activation { kSilu, kGelu };  // gelu: by tanh
 struct Attention {
     const float* queries;
     const std::uint8_t *keys, *values;
-    float* output;  // [columns, heads, size]
+    float* output;           // [columns, heads, size]
     std::size_t query_step;  // numbers from a column's queries to the next one's
     std::size_t heads, num_kv_heads, size, capacity, text, columns;
     const std::uint32_t *first, *begin, *ancestors;
@@ -70,7 +70,7 @@ struct Operations {
     // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: quantized, or [rows,
     // inputs] for float formats.
     void (*multiply_quantized)(const Panels& w, const QuantizedRows& x, std::size_t begin, std::size_t end, float* y,
-                             std::size_t step);
+                               std::size_t step);
     void (*multiply)(const Panels& w, const float* x, std::size_t rows, std::size_t begin, std::size_t end, float* y,
                      std::size_t step);
     // to = x / sqrt(mean(x^2) + epsilon) * weights; all [size].

@@ -176,8 +176,8 @@ class Transformer {
                  const std::vector<Rotation>& rotations, const Workers& workers) const {
         const std::size_t size = settings_.head_size, heads = settings_.heads, num_kv_heads = settings_.num_kv_heads;
         workers.each(begins.back(), [&](std::size_t row) {
-            const std::size_t text = static_cast<std::size_t>(
-                std::upper_bound(begins.begin(), begins.end(), row) - begins.begin() - 1);
+            const std::size_t text =
+                static_cast<std::size_t>(std::upper_bound(begins.begin(), begins.end(), row) - begins.begin() - 1);
             for (std::size_t head = 0; head < heads + num_kv_heads; ++head) {
                 float* own = wide + row * step + head * size;
                 const Numbers& weights = head < heads ? layer.query_norm : layer.key_norm;
@@ -200,8 +200,8 @@ class Transformer {
         };
         std::vector<Part> parts;
         std::vector<Attention> attentions;
-        const auto kind = static_cast<std::size_t>(std::find(windows_.begin(), windows_.end(), layer.window) -
-                                                   windows_.begin());
+        const auto kind =
+            static_cast<std::size_t>(std::find(windows_.begin(), windows_.end(), layer.window) - windows_.begin());
         for (std::size_t text = 0; text < texts.size(); ++text) {
             const Columns& own = texts[text];
             const MaskView& mask = masks[text][kind];

@@ -28,7 +28,7 @@ class WeightMemory {
         count = (count + 63) / 64 * 64;
         if (count > left_) {
             const std::size_t size = std::max(kBlock, (count + kPage - 1) / kPage * kPage);
-            Block block(static_cast<std::uint8_t*>(::operator new(size, std::align_val_t{kPage})));
+            Block block(static_cast<std::uint8_t*>(::operator new (size, std::align_val_t{kPage})));
 #if defined(__linux__)
             madvise(block.get(), size, MADV_HUGEPAGE);
 #endif
@@ -50,7 +50,7 @@ class WeightMemory {
   private:
     static constexpr std::size_t kPage = 1 << 21, kBlock = 8 * kPage;
     struct Delete {
-        void operator()(std::uint8_t* bytes) const { ::operator delete(bytes, std::align_val_t{kPage}); }
+        void operator()(std::uint8_t* bytes) const { ::operator delete (bytes, std::align_val_t{kPage}); }
     };
     using Block = std::unique_ptr<std::uint8_t, Delete>;
     std::mutex taking_;

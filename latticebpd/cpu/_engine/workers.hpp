@@ -51,7 +51,8 @@ class Contention {
     std::size_t allowed(std::size_t threads) {
         if (threads <= 1) return 1;
         int left = single_passes_.load();
-        while (left > 0 && !single_passes_.compare_exchange_weak(left, left - 1)) {}
+        while (left > 0 && !single_passes_.compare_exchange_weak(left, left - 1)) {
+        }
         return left > 0 ? 1 : threads;
     }
 

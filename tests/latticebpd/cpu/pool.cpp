@@ -24,7 +24,8 @@ void require(bool right, const char* what) {
     std::_Exit(1);
 }
 
-// Many rounds, some close together and some after the helpers have gone to sleep; plain numbers, so that a race is seen.
+// Many rounds, some close together and some after the helpers have gone to sleep; plain numbers, so that a race is
+// seen.
 void every_task_once(std::size_t threads, int rounds) {
     std::vector<int> times(257);
     for (int round = 0; round < rounds; ++round) {
