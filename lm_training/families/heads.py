@@ -1,7 +1,7 @@
 """Training blockwise language models: heads for an existing base model, or a small model with heads (Stern 2018).
 
 The loss of a step is the sum over predictions of ``c_p L_p`` (`lm_training.training.selection`), ``L_p`` being the mean
-cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.training.labels`).  Transitions add
+cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.families.head_batches`).  Transitions add
 ``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all that heads know.
 
 A frozen base model keeps its output and its files, to the byte, and may be in half precision while its heads learn in
@@ -25,18 +25,19 @@ from torch import Tensor
 from latticebpd.checks import expect
 from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
-from latticebpd.drafters import Drafter, VanillaDrafter
+from latticebpd.drafters import Drafter, HeadLattices, LatticeDrafter, Vanilla
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts, padded
+from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
 from lm_training.data.training_data import HeadData
+from lm_training.families.head_batches import HeadBatch, HeadSampler, Labels
 from lm_training.families.shapes import BlockwiseShape
-from lm_training.training.labels import HeadBatch, HeadSampler, Labels
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.selection import EveryHead
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
@@ -247,7 +248,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             record |= after.record("transition", 2, counts)
         if self.options.serving_prompts:
             prompts = self.validation.read.sources or self.validation.texts.prompts()
-            drafter, decoded = VanillaDrafter(self.model), self.options.serving_prompts
+            drafter, decoded = LatticeDrafter(HeadLattices(self.model, 1), Vanilla()), self.options.serving_prompts
             record["serving_block_efficiency"] = round(block_efficiency(self.model, drafter, prompts, decoded, 64), 4)
         return record
 
@@ -298,10 +299,13 @@ def train_heads(
     directory: str | os.PathLike[str],
     options: HeadTraining,
     process: Process | None = None,
+    name: Name | None = None,
 ) -> BlockwiseLM:
     """Train the heads of ``model`` in place, or resume the run in ``directory``, where the finished model is written.
 
     With stored hidden states a frozen base model is run only to measure block efficiency.
+
+    name: by which the base model was loaded; states that the CPU engine computed from its files are its own.
 
     Raises:
         ValueError: data that do not fit the model, hidden states of another model, or another run in ``directory``.
@@ -317,7 +321,7 @@ def train_heads(
         raise ValueError(f"expected {wanted}, got one without; load it anew")
     base = weights_fingerprint(model.base)
     for each in (data, validation):
-        each.require_model(base, "the model whose heads are trained")
+        each.require_model(base, "the model whose heads are trained", name)
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
