@@ -126,4 +126,5 @@ def block_drafter(
         report_shortlist(process, listed, learnt, held_out)
         if process.rank == 0 and learnt.states is None:
             err.print("no stored hidden states for all texts: the target reads them anew for each update")
-        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start and head_on is None, model)
+        warm_start = warm_start and head_on is None
+        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start, model)

@@ -67,7 +67,7 @@ def distill(
         raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
     kind: dict[str, Any] = {"device": device_of(device), "dtype": base_type(base_dtype), "ignore_beams": num_beams == 1}
     target = load_target(model, weights if num_beams == 1 else TORCH, **kind)
-    if weights is None and target.weights != TORCH and not suits_loop(target):  # only generate() honours what its generation config asks for
+    if weights is None and target.weights != TORCH and not suits_loop(target):  # generate() honours its config
         target = load_target(model, TORCH, **kind)
     end_ids = target.eos_ids
     are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]

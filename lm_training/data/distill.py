@@ -174,12 +174,13 @@ def on_engine(
 def suits_loop(target: TargetModel) -> bool:
     """Whether our own loop has a cache for the model and supports all that its generation config asks for, but for
     beams on PyTorch, which are ignored."""
+    stock = target if isinstance(target, TransformersModel) else None
     try:
-        with beams_ignored(target) if isinstance(target, TransformersModel) else nullcontext():
+        with nullcontext() if stock is None else beams_ignored(stock):
             GenerationSettings(target)
     except ValueError:
         return False
-    return isinstance(target, EngineModel) or tree_placement(target.model) is not None
+    return stock is None or tree_placement(stock.model) is not None
 
 
 def by_loop(

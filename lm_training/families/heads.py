@@ -1,8 +1,9 @@
 """Training blockwise language models: heads for an existing base model, or a small model with heads (Stern 2018).
 
 The loss of a step is the sum over predictions of ``c_p L_p`` (`lm_training.training.selection`), ``L_p`` being the mean
-cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.families.head_batches`).  Transitions add
-``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all that heads know.
+cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.families.head_batches`).
+Transitions add ``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all
+that heads know.
 
 A frozen base model keeps its output and its files, to the byte, and may be in half precision while its heads learn in
 float32. A fine-tuned one loses some quality for more accurate heads.

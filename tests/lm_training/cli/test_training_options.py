@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lm_training.cli import train
+from lm_training.cli.blockwise import blockwise
+from lm_training.cli.heads import heads
 from lm_training.cli.masks import masks
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
@@ -17,16 +18,16 @@ from lm_training.cli.translation import translation
 from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerPosition
 from lm_training.training.training_options import (
     BlockwiseTraining,
-    MaskFillerTraining,
     HeadTraining,
     LoopOptions,
+    MaskFillerTraining,
     RescorerTraining,
     TranslationTraining,
 )
 
 KINDS: list[tuple[Any, type[LoopOptions]]] = [
-    (train.blockwise, BlockwiseTraining),
-    (train.heads, HeadTraining),
+    (blockwise, BlockwiseTraining),
+    (heads, HeadTraining),
     (rescorer, RescorerTraining),
     (translation, TranslationTraining),
     (masks, MaskFillerTraining),

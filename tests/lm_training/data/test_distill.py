@@ -22,12 +22,14 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.shards import share_size
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.engine.engine_copy import engine_copy
+from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.engine_models import on_engine, stock
+from tests.helpers.engine_models import stock
 from tests.helpers.tiny_families import tiny
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
@@ -124,11 +126,16 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
     assert config.num_beams == 4
 
 
-def ending(weights: str) -> LlamaForCausalLM:
-    """A model on the engine whose texts end at many lengths: a token that it often writes ends them."""
-    model = stock() if weights == "torch" else on_engine(weights)
+def frequent_end() -> LlamaForCausalLM:
+    """A model whose texts end at many lengths: a token that it often writes ends them."""
+    model = stock()
     model.generation_config.eos_token_id = 9
     return model
+
+
+def ending(weights: str) -> EngineModel:
+    """The same on the engine."""
+    return engine_copy(frequent_end(), weights)
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
@@ -148,18 +155,22 @@ def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copi
 
 
 def test_rows_of_the_engine_honour_the_generation_config(tmp_path: Path) -> None:
-    base, inputs = ending("float32"), uneven()
+    base, inputs = frequent_end(), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
-    distill(base, inputs, tmp_path, replace(OPTIONS, batch_size=3))
+    with pytest.raises(ValueError, match="expected a generation config without num_beams, got 4"):
+        distill(engine_copy(base), inputs, tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="expected one beam on the CPU engine, got 3; load with weights='torch'"):
+        distill(engine_copy(base), inputs, tmp_path, replace(OPTIONS, num_beams=3))
+    assert not any(tmp_path.iterdir())
+    config.num_beams = 1
+    distill(engine_copy(base), inputs, tmp_path, replace(OPTIONS, batch_size=3))
     for tokens, length in load_distilled(tmp_path).items():
         prompt = torch.tensor([tokens[:length]])
         expected = base.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7
         )  # type: ignore[operator]
         assert tokens == expected[0].tolist()
-    assert base.generation_config is config
-    assert config.num_beams == 4
 
 
 def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path, monkeypatch: Any) -> None:
@@ -208,7 +219,7 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
     text = load_distilled(tmp_path)
     states, expected = (
         load_states(tmp_path, text),
-        read(TransformersModel.of(base), text, StateOptions())["last"].half(),
+        read(base, text, StateOptions())["last"].half(),
     )
     assert states is not None
     assert torch.equal(torch.cat([states.of_text(index) for index in range(len(text))]), expected)
@@ -216,7 +227,7 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
 
 def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
     distill(ending("int8"), uneven(), tmp_path, OPTIONS)
-    with pytest.raises(ValueError, match="holds text made with weights int8, asked for is None"):
+    with pytest.raises(ValueError, match=r"holds text made with model sha256:.* as int8, asked for is sha256"):
         distill(ending("float32"), uneven(), tmp_path, OPTIONS)
 
 
@@ -472,7 +483,7 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
 
 
 def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> None:
-    ending("torch").save_pretrained(tmp_path / "model")
+    frequent_end().save_pretrained(tmp_path / "model")
     uneven().save(tmp_path / "asked.npz")
     sizes = ["--max-new-tokens", "20", "--shard-prompts", "4", "--batch-size", "3", "--hidden", "--model"]
     command = ["distill", str(tmp_path / "asked.npz"), *sizes, str(tmp_path / "model"), "-o"]

@@ -335,7 +335,7 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(
     data = verifier.parent / "pairs.npz"
     new = [
         "train",
-        "drafter",
+        "masks",
         data,
         "--validation",
         data,
@@ -376,7 +376,7 @@ def test_a_run_goes_on_with_the_layout_that_it_began_with(
     verifier, data = directories[0], directories[0].parent / "pairs.npz"
     new = [
         "train",
-        "drafter",
+        "masks",
         data,
         "--validation",
         data,
