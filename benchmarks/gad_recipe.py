@@ -38,7 +38,6 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, TopBeta
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
-from lm_training.training.training_plots import PNG
 
 PAPER = {
     "anchored": "--no-anchored",
@@ -76,13 +75,20 @@ MAX_NEW, ROWS = 96, 25
 """New tokens of a sentence; sentences at once, where nothing is timed."""
 MADE_WITH = "train validation source target updates teacher_updates verifier_updates written batch_tokens "
 MADE_WITH += "block_size shape vocab_size"
+TRAINED = "trained.json"
+"""In a finished run's directory."""
 MEASURED_WITH = "test limit timed threads clock"
 """The options that the models depend on, and those that only the table does."""
 
 
 def trained(directory: Path, *arguments: object) -> Path:
-    """What `latticebpd train` makes; its picture comes last."""
-    common.stage(directory / PNG, lambda: common.latticebpd("train", *arguments, "-o", directory))
+    """What `latticebpd train` makes; a note of the command comes last."""
+
+    def train() -> None:
+        common.latticebpd("train", *arguments, "-o", directory)
+        common.write_json(directory / TRAINED, [str(each) for each in arguments])
+
+    common.stage(directory / TRAINED, train)
     return directory
 
 

@@ -10,14 +10,11 @@ from lm_training.cli.encode import encode
 from lm_training.cli.heads import heads
 from lm_training.cli.hidden import hidden
 from lm_training.cli.masks import masks
-from lm_training.cli.plot import plot
 from lm_training.cli.rescorer import rescorer
 from lm_training.cli.tokenizer import tokenizer
 from lm_training.cli.translation import translation
 
-COMMANDS = (
-    tokenizer, encode, hidden, heads, block_drafter, masks, rescorer, blockwise, translation, plot,
-)  # fmt: skip
+COMMANDS = (tokenizer, encode, hidden, heads, block_drafter, masks, rescorer, blockwise, translation)
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
 for command in COMMANDS:

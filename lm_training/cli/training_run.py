@@ -17,14 +17,13 @@ from lm_training.data.shortlist import coverage
 from lm_training.data.training_data import HeadData
 from lm_training.training.training_loop import LOG, STATE_WEIGHTS, Process
 from lm_training.training.training_options import LoopOptions
-from lm_training.training.training_plots import CSV, PNG, write_plots
 
 
 @contextmanager
 def training_run(
     output: Path, options: LoopOptions, device: str, files: Sequence[Path] = (), about: str = ""
 ) -> Iterator[Process]:
-    """Join the training processes and copy files to a new run's directory; at the end draw the run and report it."""
+    """Join the training processes and copy files to a new run's directory; report its end."""
     with Process.join(device) as process:
         if is_new_run(output, process):
             output.mkdir(parents=True, exist_ok=True)
@@ -33,8 +32,7 @@ def training_run(
                     copy(file, output / file.name)
         yield process
         if process.rank == 0:
-            write_plots(output)
-            err.print(f"{output}: {about}trained for {options.steps} steps; {LOG}, {CSV}, {PNG}")
+            err.print(f"{output}: {about}trained for {options.steps} steps; {output / LOG}")
 
 
 def is_new_run(output: Path, process: Process) -> bool:

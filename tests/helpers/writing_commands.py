@@ -55,7 +55,6 @@ COMMANDS = {
         "train translation train.jsonl --validation validation.jsonl -o {out}/run --shape small --vocab-size 300"
         f" --batch-tokens 200 {TRAINING}"
     ),
-    "train plot": "train plot {out}/heads",
     "lattices": "lattices --model model --prompts prompts.jsonl -o {out}/l.npz -k 4 --max-new-tokens 8",
     "lattices, shards": (
         "lattices --model model --prompts prompts.jsonl -o {out}/l -k 4 --max-new-tokens 8 --shard-size 2"
@@ -81,7 +80,6 @@ COMMANDS = {
 }
 """By name; ``{out}`` is the folder that the command writes to, the inputs lie in the working directory."""
 BEGUN = {"train hidden": "written", "train hidden --whole": "written", "tune": "lm.fst", "calibrate": "lm.fst"}
-BEGUN["train plot"] = "heads"
 """Commands that write next to an input, and its name: it is copied to ``{out}``."""
 
 
@@ -113,11 +111,9 @@ def made_inputs(folder: Path) -> None:
         "lattices --model model --prompts prompts.jsonl -o lattices -k 4 --max-new-tokens 8 --shard-size 2",
         "oracle lattices --k 1,4 --tally tally.json",
         COMMANDS["train translation"].format(out="out"),
-        COMMANDS["train heads"].format(out="out2"),
     ):
         _succeed(line)
     (folder / "out/run").rename(folder / "translator")
-    (folder / "out2/run").rename(folder / "heads")
     shutil.copytree(folder / "written", folder / "whole")
     _succeed("train hidden whole --model model --whole --layers 1,2 --device cpu")
     pairs = list(read_pairs([folder / "train.jsonl"], "en", "de"))

@@ -1,5 +1,4 @@
-"""Drafters that copy (prompt n-grams, an earlier output, saved top-k): right text always, few calls where a copy is
-right."""
+"""Drafters that copy (prompt n-grams, saved top-k): right text always, few calls where a copy is right."""
 
 from __future__ import annotations
 
