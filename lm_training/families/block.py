@@ -44,8 +44,8 @@ from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import layer_name, read_states
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
-from lm_training.families.heads import TOP
 from lm_training.families.transition_losses import reranker_losses, selector_losses, teacher_forced
+from lm_training.training.measures import TOP
 from lm_training.training.model_texts import ModelTexts
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded

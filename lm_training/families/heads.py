@@ -24,28 +24,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.checks import expect
-from latticebpd.decoding.generation_config import beams_ignored
-from latticebpd.decoding.loop import generate
-from latticebpd.drafters import Drafter, HeadLattices, LatticeDrafter, Vanilla
+from latticebpd.drafters import HeadLattices, LatticeDrafter, Vanilla
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
-from latticebpd.lattices.texts import Texts, padded
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel
+from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
 from lm_training.data.training_data import HeadData
 from lm_training.families.head_batches import HeadBatch, HeadSampler, Labels
 from lm_training.families.shapes import BlockwiseShape
+from lm_training.training.measures import TOP, block_efficiency
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.selection import EveryHead
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
-TOP = (1, 4, 16)
-"""Accuracy is the share of labels among so many best tokens."""
 ROWS = 16
 """A head's labels are padded to a multiple of it: oneDNN compiles a bfloat16 product for every number of rows."""
 
@@ -84,13 +81,6 @@ class _Tally:
         mean, shares = self.loss[first:] / self.known[first:], self.hits[:, first:] / counts[first:]
         accuracy = {f"top-{top}": rounded(row) for top, row in zip(TOP, shares, strict=True)}
         return {f"{name}_losses": rounded(mean), f"{name}_accuracy": accuracy}
-
-
-def block_efficiency(model: Model, drafter: Drafter, prompts: Texts, count: int, max_new_tokens: int) -> float:
-    """Of decoding the first so many prompts together, over all of them."""
-    ids, mask = map(torch.from_numpy, padded([prompts[index] for index in range(min(count, len(prompts)))], 0))
-    with beams_ignored(model):
-        return generate(model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens).block_efficiency
 
 
 class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):

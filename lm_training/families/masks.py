@@ -35,8 +35,8 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
-from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairBatch, PairSampler, zero_loss
+from lm_training.training.measures import block_efficiency
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import MaskFillerTraining

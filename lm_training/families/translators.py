@@ -26,7 +26,7 @@ from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.families.shapes import TranslationShape
-from lm_training.training.model_texts import token_measures
+from lm_training.training.measures import token_measures
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer
 from lm_training.training.training_options import TranslationTraining

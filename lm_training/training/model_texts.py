@@ -1,8 +1,7 @@
-"""Texts as a model reads them, and measures of how well it predicts them."""
+"""Texts as a model reads them."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from latticebpd.lattices.texts import Texts
@@ -39,10 +38,3 @@ class ModelTexts:
                 most = f"at most {limit} tokens (the model's positions)"
                 raise ValueError(f"expected {name} sequences of {most}, got one of {longest}")
         return read
-
-
-def token_measures(loss: float, right: float, labels: float, digits: int) -> dict[str, float]:
-    """Mean cross-entropy, perplexity with so many digits, and accuracy, of sums over labels."""
-    mean = loss / max(labels, 1)
-    perplexity = round(math.exp(min(mean, 700.0)), digits)
-    return {"loss": round(mean, 4), "perplexity": perplexity, "accuracy": round(right / max(labels, 1), 4)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from latticebpd import DraftTree, generate
@@ -32,7 +33,7 @@ from lm_training.data.training_data import HeadData, load_head_data
 from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.engine_models import on_engine
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
 
 QUICK = HeadTraining(
@@ -348,6 +349,29 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     model = BlockwiseLM.from_pretrained(tmp_path / "out")
     assert model.shortlist is not None
     assert len(model.shortlist) == 15
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8", "torch"])
+def test_heads_learn_from_states_by_the_engine_of_their_models_files_and_of_no_others(
+    weights: str, tmp_path: Path
+) -> None:
+    """A model's files in half precision, and in single precision with heads, are the same model's."""
+    for name, seed in (("model", 0), ("other", 1)):
+        nn.Module.to(stock(seed), torch.bfloat16).save_pretrained(tmp_path / name)
+    texts().save(tmp_path / "t.npz")
+
+    def train(command: str) -> str:
+        line = [str(tmp_path / part) if part.startswith(("t.", "model", "other")) else part for part in command.split()]
+        result = CliRunner().invoke(app, ["train", *line, "--device", "cpu"], catch_exceptions=False)
+        assert result.exit_code == 0
+        return " ".join(result.output.split())
+
+    train(f"hidden t.npz --model model --weights {weights}")
+    heads, once = "heads t.npz --validation t.npz", "--num-heads 3 --steps 1 --serving-prompts 0"
+    assert "are read from their files" in train(f"{heads} {once} --model model -o model-heads")
+    assert "are read from their files" in train(f"{heads} {once} --model model-heads --warm-start -o model-again")
+    with pytest.raises(ValueError, match="expected hidden states of the model whose heads are trained"):
+        train(f"{heads} {once} --model other -o other-heads")
 
 
 def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_too(tmp_path: Path) -> None:
