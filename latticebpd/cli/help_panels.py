@@ -28,7 +28,7 @@ FIRST = {
     "lm train": "output order smoothing tokenizer max_ngrams",
     "lm kenlm": "output order prune tokenizer",
     "train block-drafter": "model output validation num_layers block_size shortlist steps",
-    "train drafter": "model output validation block_size steps batch_tokens",
+    "train masks": "model output validation block_size steps batch_tokens",
     "train encode": "tokenizer output task prompt_template answer_field chat",
     "train rescorer": "tokenizer output validation preset steps batch_size",
     "train translation": "source target output validation shape steps",

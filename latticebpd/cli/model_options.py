@@ -27,7 +27,7 @@ DRAFTER_MODEL: Any = typer.Option(
     None,
     help="Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash, DFlash "
     "2, DSpark or LiLiCorr checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model "
-    "that fills masks (`latticebpd train drafter`).",
+    "that fills masks (`latticebpd train masks`).",
 )
 BIGRAM: Any = typer.Option(
     True, help="Use what ties neighbouring slots (transitions, bigram, selector, reranker), and a confidence head."

@@ -75,12 +75,14 @@ class FamilySource(LatticeSource, Protocol):
 
     k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
     has_transitions: whether its lattices have transitions.
+    shortlist: ``[n]`` int64, ascending: the tokens that the drafter knows; None: all of its vocabulary.
     shares_lm: whether a language model that lies next to the target is calibrated for these lattices.
     """
 
     k: int
     num_tokens: int
     has_transitions: bool
+    shortlist: np.ndarray | None
     shares_lm: bool
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ class NetworkSource:
     """What sources of lattices by a network of their own, next to their target, share."""
 
     shares_lm = False
+    shortlist: np.ndarray | None = None
 
     def __init__(self, hash_weights: Callable[[], str], target: AnyModel | None) -> None:
         self._hash_weights, self._target = hash_weights, None if target is None else target_model(target)

@@ -81,14 +81,29 @@ def _on_engine(model: PreTrainedModel, path: Path, weights: str | None, default:
     known = file if file.is_file() else None
     if weights is None and unsupported_reason(model) is not None:
         return _on_pytorch(model, None)
-    files = [path] if path.is_file() else sorted(path.glob("model*.safetensors"))
+    hash_weights = (lambda: _checkpoint_fingerprint(path)) if path.exists() else None  # a hub's are hashed now
     kind = weights or (default if known is None else GGUF)
     try:
-        return engine_copy(model, kind, known, hash_weights=lambda: file_hash(files))
+        return engine_copy(model, kind, known, hash_weights=hash_weights)
     except ValueError:
         if weights is not None or known is None:
             raise
-        return engine_copy(model, default, hash_weights=lambda: file_hash(files))
+        return engine_copy(model, default, hash_weights=hash_weights)
+
+
+def _checkpoint_fingerprint(path: Path) -> str:
+    """Of the weights that ``transformers`` reads from a path: equal for the same numbers in single and half precision,
+    as when heads were attached to a model."""
+    from latticebpd.models.transformers.checkpoints import stored_fingerprint
+
+    return file_hash([path]) if path.is_file() else str(stored_fingerprint(path))
+
+
+def file_fingerprints(name: Name) -> set[str]:
+    """The fingerprints that models of a name have on the engine, but for what says that they were quantized: of its
+    checkpoint, and of the GGUF file in its folder."""
+    path = Path(resolved(name))
+    return {_checkpoint_fingerprint(each) for each in (path, path / GGUF_NAME) if each.exists()}
 
 
 def _type_name(dtype: str | torch.dtype | None) -> str:

@@ -66,7 +66,8 @@ def block_drafter(
     from latticebpd.drafters.block.block_checkpoints import load_block_drafter
     from latticebpd.drafters.block.block_network import BlockDrafter, config_for
     from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-    from latticebpd.models.load_target import load_blockwise, load_stock, load_tokenizer
+    from latticebpd.loading import load
+    from latticebpd.models.load_target import load_stock, load_tokenizer
     from latticebpd.models.transformers.transformers_model import TransformersModel
     from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
@@ -96,9 +97,9 @@ def block_drafter(
         if shortlist is not None and shortlist.isdecimal():
             listed = shortlist_of(learnt.texts, TransformersModel.of(target).vocab_size, int(shortlist))
         elif shortlist is not None:
-            listed = load_blockwise(shortlist).shortlist
+            listed = load(shortlist).lattice_source().shortlist
             if listed is None:
-                wanted = "a blockwise model whose heads have a shortlist"
+                wanted = "a model whose drafter knows a shortlist"
                 raise ValueError(f"{shortlist}: expected {wanted}, found none; give a number")
         wanted = "--shortlist >= 1 and written tokens to choose from"
         expect(listed is None or len(listed), wanted, f"{shortlist} and {learnt.texts.num_labels}")
@@ -125,4 +126,5 @@ def block_drafter(
         report_shortlist(process, listed, learnt, held_out)
         if process.rank == 0 and learnt.states is None:
             err.print("no stored hidden states for all texts: the target reads them anew for each update")
-        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start and head_on is None)
+        warm_start = warm_start and head_on is None
+        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start, model)

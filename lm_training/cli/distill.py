@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -53,27 +54,31 @@ def distill(
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.catalogue import resolved
-    from latticebpd.models.engine.engine_copy import engine_for, engine_of
-    from latticebpd.models.load_target import load_stock
+    from latticebpd.models.load_target import load_target
     from latticebpd.models.transformers.transformers_model import TransformersModel
-    from lm_training.cli.training_run import move, token_progress
+    from latticebpd.models.weight_kinds import TORCH
+    from lm_training.cli.training_run import device_of, token_progress
     from lm_training.data.corpus import corpus_ids
-    from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
+    from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled, suits_loop
     from lm_training.data.distill import distill as write
     from lm_training.data.hidden_states import StateOptions
     from lm_training.data.training_data import load_texts
 
     mine = parse_part(part)
     states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None
-    base = load_stock(model, base_type(base_dtype))
-    stock = TransformersModel.of(base)
-    end_ids = stock.eos_ids
+    if num_beams > 1 and weights not in (None, TORCH):
+        raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
+    kind: dict[str, Any] = {"device": device_of(device), "dtype": base_type(base_dtype), "ignore_beams": num_beams == 1}
+    target = load_target(model, weights if num_beams == 1 else TORCH, **kind)
+    if weights is None and target.weights != TORCH and not suits_loop(target):  # generate() honours its config
+        target = load_target(model, TORCH, **kind)
+    end_ids = target.eos_ids
     are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(are_texts):
         sequences = Texts.joined([load_texts(path, 0) for path in data])
     elif any(are_texts):
         raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one by one")
-    elif stock.is_encoder_decoder:
+    elif target.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
         encoded = all(path.suffix == ".npy" for path in data)
@@ -82,19 +87,16 @@ def distill(
     if corpus_output is not None and not end_ids:
         raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
     options = DistillOptions(max_new_tokens, num_beams, shard_prompts, batch_size)
-    move(base, device)
-    if num_beams == 1 or weights is not None:
-        engine_for(base, Path(resolved(model)), weights)
-    if num_beams > 1 and engine_of(base) is not None:
-        raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
     with token_progress("prompts", share_size(len(sequences), shard_prompts, mine)) as report:
-        write(base, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
+        write(target, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return
     text = load_distilled(output)
     if corpus_output is not None:
         # The first token of an encoder-decoder's text is predicted from its start token.
-        read, history = (text.answers(stock.start_id), max(1, history)) if stock.is_encoder_decoder else (text, history)
+        read = text
+        if isinstance(target, TransformersModel) and target.is_encoder_decoder:
+            read, history = text.answers(target.start_id), max(1, history)
         save_array(corpus_output, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

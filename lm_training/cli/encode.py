@@ -60,11 +60,11 @@ def encode(
     bpe = load_tokenizer(tokenizer)
     conversation = None
     if chat:
-        from latticebpd.drafters import pretrained
+        from latticebpd.models import load_target
         from latticebpd.models.chat import ChatTemplate
         from lm_training.data.templates import Conversation
 
-        template = ChatTemplate(pretrained.load_tokenizer(tokenizer.parent), None, system_prompt)
+        template = ChatTemplate(load_target.load_tokenizer(tokenizer.parent), None, system_prompt)
         conversation = Conversation(template, asked, prompts_only)
     if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
         end_id = conversation.chat.turn_ends[0]

@@ -71,10 +71,10 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
         tokenizer = console.load_tokenizer(path)
         end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     else:
-        from latticebpd.drafters import pretrained
+        from latticebpd.models import load_target
 
         console.quiet_transformers()
-        loaded = pretrained.load_tokenizer(name)
+        loaded = load_target.load_tokenizer(name)
         wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
         expect(getattr(loaded, "backend_tokenizer", None) is not None, wanted, type(loaded).__name__, of=name)
         tokenizer = loaded.backend_tokenizer

@@ -84,5 +84,6 @@ VALIDATION = typer.Option(..., callback=readable, help="Held-out data of the sam
 WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory or Hub id.")
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
+NUM_HEADS = "Predictions per position, the base model's own included."
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
 OUTPUT = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory of the run, new or to resume.")

@@ -55,11 +55,11 @@ def mask_token_id(tokenizer: Any, model: str | Path, remedy: str = "") -> int:
     return mask
 
 
-def move(model: torch.nn.Module, device: str) -> None:
-    """Move a model to the device of ``--device``."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.nn.Module.to(model, device)  # the type of `transformers`' own `to` is hidden
+def device_of(name: str) -> str:
+    """The device of ``--device``."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
 
 
 @contextmanager

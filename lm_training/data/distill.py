@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
@@ -21,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from fst.files import PathLike
 from fst.processors import ignore
@@ -33,10 +33,10 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
-from latticebpd.models.engine.engine_copy import engine_of
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.models.transformers.transformers_model import TransformersModel
-from latticebpd.verification.engine_verifier import BLOCK
+from latticebpd.verification.engine_verifier import PREFILL_CHUNK
 from latticebpd.verification.grouped_attention import grouped_attention
 from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
@@ -122,7 +122,7 @@ def in_batches(
 
 
 def on_engine(
-    model: TransformersModel,
+    target: EngineModel,
     drafter: Drafter,
     size: int,
     max_new_tokens: int,
@@ -137,11 +137,10 @@ def on_engine(
 
     def begin(index: int, prompt: np.ndarray) -> RowBatch:
         """A row whose prompt is read but for its last token."""
-        with beams_ignored(model):
-            mask = [[1] * len(prompt)]
-            session = Session.begin(model, prompt.tolist(), attention_mask=mask, max_new_tokens=max_new_tokens)
+        mask = [[1] * len(prompt)]
+        session = Session.begin(target, prompt.tolist(), attention_mask=mask, max_new_tokens=max_new_tokens)
         row = RowBatch.begin(session, drafter, EXACT, first=index)
-        while row.unread.read_ahead(BLOCK):
+        while row.unread.read_ahead(PREFILL_CHUNK):
             pass
         return row
 
@@ -172,14 +171,16 @@ def on_engine(
             yield ended
 
 
-def suits_loop(model: TransformersModel) -> bool:
-    """Whether our own loop has a cache for the model and supports all that its generation config asks for."""
+def suits_loop(target: TargetModel) -> bool:
+    """Whether our own loop has a cache for the model and supports all that its generation config asks for, but for
+    beams on PyTorch, which are ignored."""
+    stock = target if isinstance(target, TransformersModel) else None
     try:
-        with beams_ignored(model):
-            GenerationSettings(model)
+        with nullcontext() if stock is None else beams_ignored(stock):
+            GenerationSettings(target)
     except ValueError:
         return False
-    return engine_of(model.model) is not None or tree_placement(model.model) is not None
+    return stock is None or tree_placement(stock.model) is not None
 
 
 def by_loop(
@@ -215,7 +216,7 @@ def by_generate(
 
 
 def distill(
-    base: PreTrainedModel,
+    model: AnyModel,
     prompts: Texts,
     directory: PathLike,
     options: DistillOptions,
@@ -226,10 +227,10 @@ def distill(
 ) -> None:
     """Fill ``directory`` with shards; existing ones are left unchanged.
 
-    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.models.engine.engine_copy`): rows that end make
-    room for the next prompts, those of the next shard included. Rounded weights write other texts: they are among the
-    settings.
+    A model on the CPU engine writes greedy text: rows that end make room for the next prompts, those of the next shard
+    included. Rounded weights write other texts: they are among the settings.
 
+    model: on PyTorch its generation config's beams are ignored; on the engine they are refused, as in all decodes.
     prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
     part: ``(i, n)``: make shards i, i + n, i + 2n, ...
     on_batch: called after each batch with the prompts done and the tokens written.
@@ -238,28 +239,29 @@ def distill(
     """
     index, parts = part
     expect(0 <= index < parts, "a part i/n with 0 <= i < n", f"{index}/{parts}")
-    prompts, stock = prompts.prompts(), TransformersModel.of(base)
-    _check_fit(stock, prompts, options)
+    prompts, target = prompts.prompts(), target_model(model)
+    _check_fit(target, prompts, options)
     shards, kept = distilled_directory(directory), hidden_states.states_directory(directory)
     size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
-    greedy = options.num_beams == 1 and suits_loop(stock)
-    engine = engine_of(base) if greedy else None
-    if engine is not None:
+    if isinstance(target, EngineModel):
+        expect(options.num_beams == 1, "one beam on the CPU engine", options.num_beams, "load with weights='torch'")
+        GenerationSettings(target)
         last_states = states is not None and not states.layers and not states.whole and drafter is None
-        writer = partial(on_engine, stock, drafts, size, length, last_states)
-    elif greedy and (drafter is not None or stock.device.type != "cuda"):
-        writer = partial(in_batches, partial(by_loop, stock, drafts, length), size)
+        writer = partial(on_engine, target, drafts, size, length, last_states)
     else:
-        writer = partial(in_batches, partial(by_generate, stock, options.num_beams, length), size)
+        assert isinstance(target, TransformersModel)
+        by_own_loop = options.num_beams == 1 and (drafter is not None or target.device.type != "cuda")
+        if by_own_loop and suits_loop(target):
+            writer = partial(in_batches, partial(by_loop, target, drafts, length), size)
+        else:
+            writer = partial(in_batches, partial(by_generate, target, options.num_beams, length), size)
     decisive = {name: getattr(options, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
-    settings: dict[str, Any] = {"options": decisive, "model": weights_fingerprint(base)}
-    if engine is not None:
-        settings |= hidden_states.rounded_weights(stock)
+    settings = {"options": decisive, "model": target.fingerprint, **hidden_states.rounded_weights(target)}
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
-    dtype = token_dtype(max(stock.source_vocab_size, stock.vocab_size))
+    dtype = token_dtype(max(target.source_vocab_size, target.vocab_size))
     if states is not None:
         states = replace(states, shard_texts=options.shard_prompts)
-        hidden_states.claim_states(kept, stock, len(prompts), states)
+        hidden_states.claim_states(kept, target, len(prompts), states)
     missing: list[tuple[int, range]] = []
     for shard, chosen in shares(len(prompts), options.shard_prompts, part):
         if not shards.file(shard).exists():
@@ -268,15 +270,15 @@ def distill(
         on_batch(len(chosen), 0)
         if states is not None and not kept.file(shard).exists():
             text = Texts.load(shards.file(shard))
-            save_states(kept.file(shard), text, states_of(stock, text, states))
-    groups = [missing] if engine is not None else [[each] for each in missing]
+            save_states(kept.file(shard), text, states_of(target, text, states))
+    groups = [missing] if isinstance(target, EngineModel) else [[each] for each in missing]
     for shard, written in (each for group in groups for each in _write(writer, prompts, group, on_batch)):
         rows = [prompts[number] for number, _ in written]
         joined = [np.concatenate([row, answer.tokens]) for row, (_, answer) in zip(rows, written, strict=True)]
         text = Texts.of_rows(joined, list(map(len, rows)), dtype)
         if states is not None:
             seen = [answer.states for _, answer in written if answer.states is not None]
-            own = {hidden_states.LAST: torch.cat(seen)} if seen else states_of(stock, text, states)
+            own = {hidden_states.LAST: torch.cat(seen)} if seen else states_of(target, text, states)
             save_states(kept.file(shard), text, own)
         text.save(shards.file(shard))
 
@@ -297,15 +299,15 @@ def _write(
             yield shard, sorted(written.pop(shard).items())
 
 
-def _check_fit(stock: TransformersModel, prompts: Texts, options: DistillOptions) -> None:
+def _check_fit(target: TargetModel, prompts: Texts, options: DistillOptions) -> None:
     """ValueError for prompts beyond the model's vocabulary or positions."""
     expect(len(prompts), "at least one prompt")
-    require_vocabulary(prompts, stock.source_vocab_size, "prompt")
-    limit, longest, new = stock.max_positions, int(prompts.lengths.max()), options.max_new_tokens
-    if limit is None or (max(longest, 1 + new) if stock.is_encoder_decoder else longest + new) <= limit:
+    require_vocabulary(prompts, target.source_vocab_size, "prompt")
+    limit, longest, new = target.max_positions, int(prompts.lengths.max()), options.max_new_tokens
+    if limit is None or (max(longest, 1 + new) if target.is_encoder_decoder else longest + new) <= limit:
         return
     wanted = f"at most {limit} tokens (the model's positions) in prompt and text together, got {longest} + {new}"
-    if stock.is_encoder_decoder:
+    if target.is_encoder_decoder:
         wanted = f"sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
         wanted += f"got a source of {longest} and texts of up to {new}"
     raise ValueError(f"expected {wanted}; ask for shorter ones")

@@ -27,14 +27,13 @@ from fst.files import PathLike, replacing
 from fst.printable import plain_words
 from fst.processors import ignore
 from latticebpd.checks import expect
-from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
-from latticebpd.models.engine.engine_copy import engine_of
-from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.target_model import AnyModel, TargetModel, target_model
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.models.weight_kinds import EXACT
-from latticebpd.verification.engine_verifier import BLOCK
+from latticebpd.verification.finished_texts import read_text
 
 SETTINGS, LAST = "hidden.json", "last"
 
@@ -161,7 +160,7 @@ def unprompted(texts: Texts) -> Texts:
 
 
 def add_states(
-    model: Model,
+    model: AnyModel,
     texts: Texts,
     directory: ShardDirectory,
     options: StateOptions,
@@ -174,32 +173,31 @@ def add_states(
     ValueError for a directory of another model's states or other layers, texts or layers that do not fit the model, and
     whole texts of an encoder-decoder, whose decoder does not read prompts.
     """
-    stock = TransformersModel.of(model)
-    if options.whole and stock.is_encoder_decoder:
+    target = target_model(model)
+    if options.whole and target.is_encoder_decoder:
         raise ValueError("expected a decoder-only model for states of whole texts; leave --whole out")
     texts = unprompted(texts) if options.whole else texts
-    claim_states(directory, stock, len(texts), options)
+    claim_states(directory, target, len(texts), options)
     for number, rows in shares(len(texts), options.shard_texts, part):
         if not directory.file(number).exists():
             chosen = texts.chosen(rows)
-            save_states(directory.file(number), chosen, states_of(stock, chosen, options, on_text))
+            save_states(directory.file(number), chosen, states_of(target, chosen, options, on_text))
         else:
             on_text(len(rows), 0)
 
 
-def claim_states(directory: ShardDirectory, model: TransformersModel, texts: int, options: StateOptions) -> None:
+def claim_states(directory: ShardDirectory, target: TargetModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     layers = sorted(set(options.layers))
-    model.check_layers(layers)
+    target.check_layers(layers)
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
-    settings |= {"model": weights_fingerprint(model.model), "layers": layers, **rounded_weights(model)}
+    settings |= {"model": target.fingerprint, "layers": layers, **rounded_weights(target)}
     directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))
 
 
-def rounded_weights(model: TransformersModel) -> dict[str, str]:
+def rounded_weights(target: TargetModel) -> dict[str, str]:
     """The name of the engine's weights as a setting, where they are not the float model's."""
-    engine = engine_of(model.model)
-    return {} if engine is None or engine.weights in EXACT else {"weights": engine.weights}
+    return {} if target.weights in EXACT else {"weights": target.weights}
 
 
 def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
@@ -232,16 +230,23 @@ def read_states(
     return [*(out.hidden_states if every_layer else ()), out.last_hidden_state]
 
 
-@torch.inference_mode()
 def states_of(
-    stock: TransformersModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] = ignore
+    target: TargetModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] = ignore
 ) -> dict[str, Tensor]:
     """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name.
 
-    A model with a CPU engine has the engine's: to the last bit those of its decodes.
+    Those of a model on the CPU engine are, to the last bit, those of its decodes.
     """
-    if (engine := engine_of(stock.model)) is not None:
-        return _engine_states(engine.transformer, texts, options, on_text)
+    if isinstance(target, EngineModel):
+        return _engine_states(target, texts, options, on_text)
+    assert isinstance(target, TransformersModel)
+    return _torch_states(target, texts, options, on_text)
+
+
+@torch.inference_mode()
+def _torch_states(
+    stock: TransformersModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object]
+) -> dict[str, Tensor]:
     names = [LAST, *map(layer_name, options.layers)]
     states: list[dict[str, Tensor]] = [{} for _ in range(len(texts))]
     order = np.argsort(texts.lengths, kind="stable").tolist()
@@ -267,21 +272,16 @@ def states_of(
 
 
 def _engine_states(
-    model: _engine.Transformer, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object]
+    target: EngineModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object]
 ) -> dict[str, Tensor]:
     layers = [layer - 1 for layer in options.layers]
-    parts: list[list[np.ndarray]] = [[np.empty((0, model.hidden_size), np.float32)] for _ in range(1 + len(layers))]
+    parts: list[list[np.ndarray]] = [[np.empty((0, target.hidden_size), np.float32)] for _ in range(1 + len(layers))]
     for text, prompt in texts.items():
-        cache, tokens = _engine.Cache(model), np.array(text[:-1], np.int64)
-        for begin in range(0, len(tokens), BLOCK):
-            block = tokens[begin : begin + BLOCK]
-            parents = np.arange(-1, len(block) - 1)
-            last, others = model.read([cache], [len(block)], block, parents, layers, torch.get_num_threads())
-            cache.keep(list(range(len(block))))
-            wanted = slice(max(0, prompt - 1 - begin), None)
-            each = (last, *np.split(others, len(layers), axis=1)) if layers else (last,)
-            for part, states in zip(parts, each, strict=True):
-                part.append(states[wanted])
+        if prompt < len(text):
+            read = read_text(target, text[:-1], range(0), layers)
+            others = np.split(read.layers, len(layers), axis=1) if layers else []
+            for part, states in zip(parts, (read.hidden, *others), strict=True):
+                part.append(states[prompt - 1 :])
         on_text(1, len(text))
     names = [LAST, *map(layer_name, options.layers)]
     return {name: torch.from_numpy(np.concatenate(part)) for name, part in zip(names, parts, strict=True)}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fst.files import PathLike
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.load_target import Name, file_fingerprints
+from latticebpd.models.weight_kinds import INT8
 from lm_training.data.corpus import load_tokens
 from lm_training.data.distill import SETTINGS, distilled_directory
 from lm_training.data.encoding import RECORD, encoded_directory
@@ -39,9 +41,15 @@ class HeadData:
     def of(cls, data: HeadData | Texts) -> HeadData:
         return data if isinstance(data, HeadData) else cls(data)
 
-    def require_model(self, fingerprint: str, whose: str) -> None:
-        """ValueError for states of another model than the one of this hash, ``whose`` in words."""
-        if self.states is not None and self.states.model != fingerprint:
+    def require_model(self, fingerprint: str, whose: str, name: Name | None = None) -> None:
+        """ValueError for states of another model than the one of this hash, ``whose`` in words.
+
+        name: by which it was loaded; the CPU engine knows it by hashes of its files.
+        """
+        if self.states is None:
+            return
+        made_by = self.states.model.removesuffix(f" as {INT8}")
+        if made_by != fingerprint and (name is None or made_by not in file_fingerprints(name)):
             got = f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.states.model})"
             raise ValueError(f"{got}; make them with this one, in the type in which it is loaded")
 

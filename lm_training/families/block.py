@@ -37,15 +37,16 @@ from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
 from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
 from latticebpd.lattices.texts import padded
+from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import layer_name, read_states
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
-from lm_training.families.heads import TOP
 from lm_training.families.transition_losses import reranker_losses, selector_losses, teacher_forced
-from lm_training.training.labels import ModelTexts
+from lm_training.training.measures import TOP
+from lm_training.training.model_texts import ModelTexts
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import BlockDrafterTraining
@@ -405,18 +406,20 @@ def train_block_drafter(
     options: BlockDrafterTraining,
     process: Process | None = None,
     warm_start: bool = False,
+    name: Name | None = None,
 ) -> BlockDrafter:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
 
     target: whose text the data are; it is not changed, and run only for texts without states. warm_start: initialise
-    a new run by `init_from_target`. Raises ValueError for data that do not fit target and drafter, states of another
+    a new run by `init_from_target`. name: by which the target was loaded; states that the CPU engine computed from its
+    files are its own. Raises ValueError for data that do not fit target and drafter, states of another
     model, or another run in ``directory``.
     """
     process, config, tokens = process or Process(), drafter.config, drafter.draft_tokens
     target.requires_grad_(False)
     own = weights_fingerprint(target)
     for each in (data, validation):
-        each.require_model(own, "the target")
+        each.require_model(own, "the target", name)
     torch.nn.Module.to(target, process.device)
     identity = {
         "target": own,

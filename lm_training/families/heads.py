@@ -1,8 +1,9 @@
 """Training blockwise language models: heads for an existing base model, or a small model with heads (Stern 2018).
 
 The loss of a step is the sum over predictions of ``c_p L_p`` (`lm_training.training.selection`), ``L_p`` being the mean
-cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.training.labels`).  Transitions add
-``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all that heads know.
+cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.families.head_batches`).
+Transitions add ``c_p T_p`` for heads 3 to h: the same of what they say after the text's own previous token, over all
+that heads know.
 
 A frozen base model keeps its output and its files, to the byte, and may be in half precision while its heads learn in
 float32. A fine-tuned one loses some quality for more accurate heads.
@@ -23,27 +24,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.checks import expect
-from latticebpd.decoding.generation_config import beams_ignored
-from latticebpd.decoding.loop import generate
-from latticebpd.drafters import Drafter, VanillaDrafter
+from latticebpd.drafters import HeadLattices, LatticeDrafter, Vanilla
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
-from latticebpd.lattices.texts import Texts, padded
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
-from latticebpd.models.transformers.transformers_model import Model, Projection, TransformersModel
+from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import read_states
 from lm_training.data.shortlist import fingerprint
 from lm_training.data.training_data import HeadData
+from lm_training.families.head_batches import HeadBatch, HeadSampler, Labels
 from lm_training.families.shapes import BlockwiseShape
-from lm_training.training.labels import HeadBatch, HeadSampler, Labels
+from lm_training.training.measures import TOP, block_efficiency
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.selection import EveryHead
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
-TOP = (1, 4, 16)
-"""Accuracy is the share of labels among so many best tokens."""
 ROWS = 16
 """A head's labels are padded to a multiple of it: oneDNN compiles a bfloat16 product for every number of rows."""
 
@@ -82,13 +81,6 @@ class _Tally:
         mean, shares = self.loss[first:] / self.known[first:], self.hits[:, first:] / counts[first:]
         accuracy = {f"top-{top}": rounded(row) for top, row in zip(TOP, shares, strict=True)}
         return {f"{name}_losses": rounded(mean), f"{name}_accuracy": accuracy}
-
-
-def block_efficiency(model: Model, drafter: Drafter, prompts: Texts, count: int, max_new_tokens: int) -> float:
-    """Of decoding the first so many prompts together, over all of them."""
-    ids, mask = map(torch.from_numpy, padded([prompts[index] for index in range(min(count, len(prompts)))], 0))
-    with beams_ignored(model):
-        return generate(model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens).block_efficiency
 
 
 class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):
@@ -247,7 +239,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
             record |= after.record("transition", 2, counts)
         if self.options.serving_prompts:
             prompts = self.validation.read.sources or self.validation.texts.prompts()
-            drafter, decoded = VanillaDrafter(self.model), self.options.serving_prompts
+            drafter, decoded = LatticeDrafter(HeadLattices(self.model, 1), Vanilla()), self.options.serving_prompts
             record["serving_block_efficiency"] = round(block_efficiency(self.model, drafter, prompts, decoded, 64), 4)
         return record
 
@@ -298,10 +290,13 @@ def train_heads(
     directory: str | os.PathLike[str],
     options: HeadTraining,
     process: Process | None = None,
+    name: Name | None = None,
 ) -> BlockwiseLM:
     """Train the heads of ``model`` in place, or resume the run in ``directory``, where the finished model is written.
 
     With stored hidden states a frozen base model is run only to measure block efficiency.
+
+    name: by which the base model was loaded; states that the CPU engine computed from its files are its own.
 
     Raises:
         ValueError: data that do not fit the model, hidden states of another model, or another run in ``directory``.
@@ -317,7 +312,7 @@ def train_heads(
         raise ValueError(f"expected {wanted}, got one without; load it anew")
     base = weights_fingerprint(model.base)
     for each in (data, validation):
-        each.require_model(base, "the model whose heads are trained")
+        each.require_model(base, "the model whose heads are trained", name)
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:

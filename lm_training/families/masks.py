@@ -35,11 +35,11 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
-from lm_training.families.heads import block_efficiency
 from lm_training.families.translators import PairBatch, PairSampler, zero_loss
+from lm_training.training.measures import block_efficiency
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
-from lm_training.training.training_options import DrafterTraining
+from lm_training.training.training_options import MaskFillerTraining
 
 UNLABELLED = -100
 
@@ -77,7 +77,7 @@ def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) 
     return inside & (order < (ratio * wrong).round())
 
 
-class DrafterObjective(Objective[Windows, DrafterTraining]):
+class MaskFillerObjective(Objective[Windows, MaskFillerTraining]):
     """Trains a drafter on windows of sentence pairs.
 
     data, validation: sources and the teacher's translations, each with its end of text. serve: tokens per call of a
@@ -89,7 +89,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         drafter: NonAutoregressiveModel,
         data: Texts,
         validation: Texts,
-        options: DrafterTraining,
+        options: MaskFillerTraining,
         serve: Callable[[NonAutoregressiveModel], float] | None = None,
     ) -> None:
         super().__init__(options, data)
@@ -214,13 +214,13 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         self.drafter.save_pretrained(directory)
 
 
-def train_drafter(
+def train_mask_filler(
     drafter: NonAutoregressiveModel,
     verifier: PreTrainedModel,
     data: Texts,
     validation: Texts,
     directory: PathLike,
-    options: DrafterTraining,
+    options: MaskFillerTraining,
     process: Process | None = None,
 ) -> NonAutoregressiveModel:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
@@ -244,7 +244,7 @@ def train_drafter(
         "dropout": drafter.base.config.dropout,
     }
     drafter = drafter.to(process.device)
-    objective = DrafterObjective(drafter, data, validation, options, serve if count else None)
+    objective = MaskFillerObjective(drafter, data, validation, options, serve if count else None)
     torch.manual_seed(options.seed)
     Trainer(objective, Path(directory), options, process, identity).run()
     return drafter

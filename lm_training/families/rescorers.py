@@ -25,7 +25,8 @@ from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.batching import rows_of_step
 from lm_training.families.shapes import RescorerShape
-from lm_training.training.labels import ModelTexts, token_measures
+from lm_training.training.measures import token_measures
+from lm_training.training.model_texts import ModelTexts
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer
 from lm_training.training.training_options import RescorerTraining

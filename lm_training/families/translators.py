@@ -20,12 +20,13 @@ from transformers import MarianMTModel, PreTrainedModel
 
 from fst.files import PathLike
 from latticebpd.checks import expect
-from latticebpd.drafters.masks.mask_network import load_verifier
+from latticebpd.drafters.registry import check_decodes
 from latticebpd.lattices.texts import Texts, padded
+from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.families.shapes import TranslationShape
-from lm_training.training.labels import token_measures
+from lm_training.training.measures import token_measures
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer
 from lm_training.training.training_options import TranslationTraining
@@ -57,7 +58,8 @@ def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id
 
 def load_translator(directory: PathLike) -> MarianMTModel:
     """A translation model to train further; ValueError for a directory without one."""
-    model = load_verifier(directory)
+    check_decodes(Path(directory))
+    model = load_stock(directory)
     if not isinstance(model, MarianMTModel):
         raise ValueError(f"{directory}: expected a Marian model, found {model.config.model_type}")
     return model

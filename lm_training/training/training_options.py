@@ -197,7 +197,7 @@ class TranslationTraining(PlateauOptions):
 
 
 @dataclass(frozen=True)
-class DrafterTraining(TranslationTraining):
+class MaskFillerTraining(TranslationTraining):
     """A non-autoregressive drafter, initialised with its verifier's weights.
 
     windows: prefixes drawn from each target with replacement, fewer if the positions do not suffice. They share one

@@ -47,8 +47,8 @@ COMMANDS = {
         "train block-drafter whole --validation whole --model model -o {out}/run --num-layers 1 --block-size 4"
         f" --batch-size 2 --layers 1,2 --mask-token 3 {TRAINING}"
     ),
-    "train drafter": (
-        "train drafter pairs.npz --validation pairs.npz --model translator -o {out}/run --block-size 4"
+    "train masks": (
+        "train masks pairs.npz --validation pairs.npz --model translator -o {out}/run --block-size 4"
         f" --serving-sources 1 --batch-tokens 200 {TRAINING}"
     ),
     "train translation": (

@@ -166,9 +166,9 @@ inline void write_q(const Format& format, std::uint8_t* weights, WeightIndex ind
     weights[index.column % 4 * 64 + index.byte] |= static_cast<std::uint8_t>((q & 15) << 4 * (index.column / 4));
     const std::size_t high = format.bits - 4;
     if (high != 0) {
-        const std::size_t columns = 8 / high;  // of a vector
-        weights[(4 + index.column / columns) * 64 + index.byte] |=
-            static_cast<std::uint8_t>(q >> 4 << high * (index.column % columns));
+        const std::size_t shift = 4 - high;  // a vector has 8 or 4 columns; divisions would take most of the time
+        weights[(4 + (index.column >> shift)) * 64 + index.byte] |=
+            static_cast<std::uint8_t>(q >> 4 << high * (index.column & ((1u << shift) - 1)));
     }
 }
 
@@ -177,8 +177,8 @@ inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, We
     unsigned q = weights[index.column % 4 * 64 + index.byte] >> 4 * (index.column / 4) & 15;
     const std::size_t high = format.bits - 4;
     if (high != 0) {
-        const std::size_t columns = 8 / high;
-        q |= (weights[(4 + index.column / columns) * 64 + index.byte] >> high * (index.column % columns) &
+        const std::size_t shift = 4 - high;
+        q |= (weights[(4 + (index.column >> shift)) * 64 + index.byte] >> high * (index.column & ((1u << shift) - 1)) &
               ((1u << high) - 1))
              << 4;
     }

@@ -74,6 +74,7 @@ class BlockLattices(NetworkSource):
         self.vocab_size = drafter.config.vocab_size
         self.num_slots = len(range(drafter.config.slots)[:slots])
         self.num_tokens = drafter.config.draft_vocab_size or self.vocab_size
+        self.shortlist = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu().numpy()
         self.has_transitions = heads.of(drafter).bigram
         self._reranks = heads.bigram and drafter.lilicorr is not None
         self.needs_layers = drafter.config.target_layer_ids

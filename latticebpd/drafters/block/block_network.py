@@ -175,7 +175,7 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
 
 
 def _expect_decoder_only(base: TargetModel, role: str) -> None:
-    wanted, remedy = f"a decoder-only {role} for a block drafter", "see `latticebpd train drafter`"
+    wanted, remedy = f"a decoder-only {role} for a block drafter", "see `latticebpd train masks`"
     expect(not base.is_encoder_decoder, wanted, "an encoder–decoder", remedy)
 
 

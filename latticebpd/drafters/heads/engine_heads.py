@@ -61,8 +61,8 @@ class EngineHeads:
         with unreadable(folder):
             weights = unrounded(load_file(folder / HEADS_WEIGHTS))
         up, down, transitions = _checked(folder, settings, weights, target)
-        tokens = weights.get("shortlist")
-        every = np.arange(target.vocab_size) if tokens is None else tokens
+        self.shortlist: np.ndarray | None = weights.get("shortlist")
+        every = np.arange(target.vocab_size) if self.shortlist is None else self.shortlist
         self.target, self.layers, self.has_transitions = target, settings.layers, bool(transitions)
         self.num_heads, self.num_tokens = len(up) + 1, len(every)
         self.fingerprint, self.vocab_size = settings.tokenizer_fingerprint, target.vocab_size

@@ -76,6 +76,7 @@ class HeadLattices:
         self.has_transitions = bool(bigram and k > 1 and self.heads.has_transitions)
         self.fingerprint, self.vocab_size = self.heads.fingerprint, self.heads.vocab_size
         self.num_tokens, self.target = self.heads.num_tokens, self.heads.target
+        self.shortlist = self.heads.shortlist
 
     @property
     def num_slots(self) -> int:

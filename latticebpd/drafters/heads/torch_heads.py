@@ -26,8 +26,8 @@ class TorchHeads:
         self.model, self.target = model, TransformersModel(model.base)
         self.layers, self.num_heads, self.has_transitions = model.layers, model.num_heads, model.has_transitions
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
-        self._shortlist = model.shortlist
-        self.num_tokens = self.vocab_size if self._shortlist is None else len(self._shortlist)
+        self.shortlist = model.shortlist
+        self.num_tokens = self.vocab_size if self.shortlist is None else len(self.shortlist)
 
     @property
     def weights(self) -> str:
@@ -43,9 +43,9 @@ class TorchHeads:
         following = torch.tensor(last, device=states.device)
         if not (transitions and self.has_transitions and k > 1):
             logits = self.model.head_logits(states, slots, following)
-            return lattices_from_logits(logits, k, self._shortlist)
+            return lattices_from_logits(logits, k, self.shortlist)
         outputs = self.model.heads(self.model.head_inputs(states, following), slots)
-        drawn = lattices_from_logits(self.model.head_projection(outputs), k, self._shortlist)
+        drawn = lattices_from_logits(self.model.head_projection(outputs), k, self.shortlist)
         tokens, log_probs = (np.stack([getattr(each, name) for each in drawn]) for name in ("tokens", "log_probs"))
         tensors = (torch.from_numpy(each).to(states.device) for each in (tokens, log_probs))
         pairs = self.model.pair_scores(outputs, *tensors).float().cpu().numpy()

@@ -247,7 +247,7 @@ class NonAutoregressiveModel(nn.Module):
         directory = Path(directory)
         if not is_drafter(directory):
             got = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
-            wanted = f"a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG})"
+            wanted = f"a drafter as `latticebpd train masks` writes it ({DRAFTER_CONFIG})"
             raise ValueError(f"{directory}: expected {wanted}, found {got}")
         parse = partial(from_record, MaskSettings, version=FORMAT_VERSION)
         problem, remedy = "expected a drafter's settings, got", "is the copy complete?"

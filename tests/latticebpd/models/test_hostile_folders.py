@@ -72,7 +72,7 @@ COMMANDS = [
         "train rescorer {tmp}/ids.npy --validation {tmp}/ids.npy --model {folder} --tokenizer {folder}/tokenizer.json"
         " -o {tmp}/r --steps 1"
     ),
-    "train drafter {tmp}/l.npz --validation {tmp}/l.npz --model {folder} -o {tmp}/d --steps 1",
+    "train masks {tmp}/l.npz --validation {tmp}/l.npz --model {folder} -o {tmp}/d --steps 1",
 ]
 
 

@@ -9,27 +9,28 @@ from typing import Any
 
 import pytest
 
-from lm_training.cli import train
-from lm_training.cli.drafter import drafter
+from lm_training.cli.blockwise import blockwise
+from lm_training.cli.heads import heads
+from lm_training.cli.masks import masks
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
 from lm_training.cli.translation import translation
 from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerPosition
 from lm_training.training.training_options import (
     BlockwiseTraining,
-    DrafterTraining,
     HeadTraining,
     LoopOptions,
+    MaskFillerTraining,
     RescorerTraining,
     TranslationTraining,
 )
 
 KINDS: list[tuple[Any, type[LoopOptions]]] = [
-    (train.blockwise, BlockwiseTraining),
-    (train.heads, HeadTraining),
+    (blockwise, BlockwiseTraining),
+    (heads, HeadTraining),
     (rescorer, RescorerTraining),
     (translation, TranslationTraining),
-    (drafter, DrafterTraining),
+    (masks, MaskFillerTraining),
 ]
 
 
@@ -67,7 +68,7 @@ def test_a_command_hands_the_dataclass_on() -> None:
         (BlockwiseTraining, {"head_positions": 0.0}, r"expected head_positions > 0\.0, got 0\.0"),
         (HeadTraining, {"head_positions": 1.5}, r"expected head_positions <= 1\.0, got 1\.5"),
         (TranslationTraining, {"label_smoothing": 1.0}, r"expected label_smoothing <= 0\.99"),
-        (DrafterTraining, {"windows": 0}, "expected windows >= 1, got 0"),
+        (MaskFillerTraining, {"windows": 0}, "expected windows >= 1, got 0"),
     ],
 )
 def test_impossible_options_are_refused_in_python_too(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from latticebpd import NoDrafter, generate
@@ -22,12 +22,15 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.shards import share_size
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.engine.engine_copy import engine_copy
+from latticebpd.models.engine.engine_model import EngineModel, gguf_model
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.engine_models import on_engine, stock
+from tests.helpers.engine_models import stock
+from tests.helpers.gguf_files import FLOATS, written
 from tests.helpers.tiny_families import tiny
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
@@ -124,11 +127,16 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
     assert config.num_beams == 4
 
 
-def ending(weights: str) -> LlamaForCausalLM:
-    """A model on the engine whose texts end at many lengths: a token that it often writes ends them."""
-    model = stock() if weights == "torch" else on_engine(weights)
+def frequent_end() -> LlamaForCausalLM:
+    """A model whose texts end at many lengths: a token that it often writes ends them."""
+    model = stock()
     model.generation_config.eos_token_id = 9
     return model
+
+
+def ending(weights: str) -> EngineModel:
+    """The same on the engine."""
+    return engine_copy(frequent_end(), weights)
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
@@ -148,18 +156,22 @@ def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copi
 
 
 def test_rows_of_the_engine_honour_the_generation_config(tmp_path: Path) -> None:
-    base, inputs = ending("float32"), uneven()
+    base, inputs = frequent_end(), uneven()
     config: Any = base.generation_config
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
-    distill(base, inputs, tmp_path, replace(OPTIONS, batch_size=3))
+    with pytest.raises(ValueError, match="expected a generation config without num_beams, got 4"):
+        distill(engine_copy(base), inputs, tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="expected one beam on the CPU engine, got 3; load with weights='torch'"):
+        distill(engine_copy(base), inputs, tmp_path, replace(OPTIONS, num_beams=3))
+    assert not any(tmp_path.iterdir())
+    config.num_beams = 1
+    distill(engine_copy(base), inputs, tmp_path, replace(OPTIONS, batch_size=3))
     for tokens, length in load_distilled(tmp_path).items():
         prompt = torch.tensor([tokens[:length]])
         expected = base.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7
         )  # type: ignore[operator]
         assert tokens == expected[0].tolist()
-    assert base.generation_config is config
-    assert config.num_beams == 4
 
 
 def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path, monkeypatch: Any) -> None:
@@ -208,7 +220,7 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
     text = load_distilled(tmp_path)
     states, expected = (
         load_states(tmp_path, text),
-        read(TransformersModel.of(base), text, StateOptions())["last"].half(),
+        read(base, text, StateOptions())["last"].half(),
     )
     assert states is not None
     assert torch.equal(torch.cat([states.of_text(index) for index in range(len(text))]), expected)
@@ -216,7 +228,7 @@ def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
 
 def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
     distill(ending("int8"), uneven(), tmp_path, OPTIONS)
-    with pytest.raises(ValueError, match="holds text made with weights int8, asked for is None"):
+    with pytest.raises(ValueError, match=r"holds text made with model sha256:.* as int8, asked for is sha256"):
         distill(ending("float32"), uneven(), tmp_path, OPTIONS)
 
 
@@ -472,7 +484,7 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
 
 
 def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> None:
-    ending("torch").save_pretrained(tmp_path / "model")
+    frequent_end().save_pretrained(tmp_path / "model")
     uneven().save(tmp_path / "asked.npz")
     sizes = ["--max-new-tokens", "20", "--shard-prompts", "4", "--batch-size", "3", "--hidden", "--model"]
     command = ["distill", str(tmp_path / "asked.npz"), *sizes, str(tmp_path / "model"), "-o"]
@@ -497,6 +509,60 @@ def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> Non
     beams = [*command, str(tmp_path / "beams"), "--weights", "int8", "--num-beams", "2"]
     with pytest.raises(ValueError, match="expected --weights torch for --num-beams 2, got int8"):
         CliRunner().invoke(app, beams, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("place", ["model.gguf", "folder"])
+def test_a_gguf_file_is_distilled_without_a_model_on_pytorch(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, or in the folder of its model; heads are then trained from its states."""
+    model, name, folder = stock(3), tmp_path / place, tmp_path / "folder"
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    file = folder / "model.gguf" if place == "folder" else name
+    written(file, model, FLOATS, {"context_length": model.config.max_position_embeddings})
+    uneven().save(tmp_path / "asked.npz")
+    shape = ["--model", str(name), "--device", "cpu"]
+    command = ["distill", str(tmp_path / "asked.npz"), *shape, "-o", str(tmp_path / "out"), "--max-new-tokens", "9"]
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "from_pretrained", None)  # nothing that is called
+        assert CliRunner().invoke(app, [*command, "--hidden"], catch_exceptions=False).exit_code == 0
+        target, text = gguf_model(name), load_distilled(tmp_path / "out")
+        assert target is not None
+        for tokens, length in text.items():
+            assert tokens == generate(target, tokens[:length], NoDrafter(), max_new_tokens=9).tokens[0].tolist()
+        text.save(tmp_path / "again.npz")
+        later = ["train", "hidden", str(tmp_path / "again.npz"), *shape]
+        assert CliRunner().invoke(app, later, catch_exceptions=False).exit_code == 0
+    assert json.loads((tmp_path / "out/distill.json").read_text())["weights"] == "gguf"
+    stored = [load_states(path, text) for path in (tmp_path / "out", tmp_path / "again.npz")]
+    for index in range(len(text)):
+        one, other = (each.of_text(index) for each in stored if each is not None)
+        assert torch.equal(one, other)
+    out = str(tmp_path / "out")
+    heads = ["train", "heads", out, "--validation", out, *shape, "-o", str(tmp_path / "heads"), "--num-heads", "3"]
+    result = CliRunner().invoke(app, [*heads, "--steps", "1", "--serving-prompts", "0"], catch_exceptions=False)
+    assert (result.exit_code, "are read from their files" in " ".join(result.output.split())) == (0, True)
+
+
+def test_command_writes_by_pytorch_what_only_generate_honours_unless_weights_are_asked_for(tmp_path: Path) -> None:
+    model = frequent_end()
+    model.generation_config.guidance_scale = 1.5
+    model.generation_config.num_beams = 3  # which distill ignores
+    model.save_pretrained(tmp_path / "model")
+    inputs = uneven(3)
+    inputs.save(tmp_path / "asked.npz")
+    command = ["distill", str(tmp_path / "asked.npz"), "--model", str(tmp_path / "model"), "--max-new-tokens", "9"]
+    with pytest.raises(ValueError, match=r"expected a generation config without guidance_scale, got 1\.5"):
+        CliRunner().invoke(app, [*command, "-o", str(tmp_path / "no"), "--weights", "int8"], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "out"), "--batch-size", "1"])
+    assert result.exit_code == 0
+    for tokens, length in load_distilled(tmp_path / "out").items():
+        prompt = torch.tensor([tokens[:length]])
+        expected = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=9
+        )  # type: ignore[operator]
+        assert tokens == expected[0].tolist()
 
 
 def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import nn
 from typer.testing import CliRunner
 
 from latticebpd import DraftTree, generate
@@ -33,7 +33,7 @@ from lm_training.data.training_data import HeadData, load_head_data
 from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.engine_models import on_engine
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
 
 QUICK = HeadTraining(
@@ -84,8 +84,8 @@ class Watching:
     needs_layers = (0, 1)
 
     def __init__(self) -> None:
-        self.last: dict[int, Tensor] = {}
-        self.layers: Tensor | None = None
+        self.last: dict[int, np.ndarray] = {}
+        self.layers: np.ndarray | None = None
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         for state in states:
@@ -105,10 +105,10 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
     watching, rows = [], []
     for prompt in prompts:
         watching.append(Watching())
-        rows.append(generate(base, prompt, watching[-1], max_new_tokens=30).sequences[0].numpy())
+        rows.append(generate(base, prompt, watching[-1], max_new_tokens=30).tokens[0])
     data = Texts.of_rows(rows, list(map(len, prompts)))
     texts = unprompted(data) if whole else data
-    states = states_of(TransformersModel.of(base), texts, StateOptions([1, 2]))
+    states = states_of(base, texts, StateOptions([1, 2]))
     begin = 0
     for row, prompt, seen in zip(rows, texts.prompt_lengths.tolist(), watching, strict=True):
         count = len(row) - prompt
@@ -116,10 +116,10 @@ def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, 
         begin += count
         assert len(seen.last) > 5
         for position, state in seen.last.items():
-            assert torch.equal(last[position - prompt + 1], state)
+            np.testing.assert_array_equal(last[position - prompt + 1], state)
         assert seen.layers is not None
         known = seen.layers[prompt - 1 :]
-        assert torch.equal(torch.cat([one, two], dim=1)[: len(known)], known)
+        np.testing.assert_array_equal(torch.cat([one, two], dim=1)[: len(known)], known)
         assert torch.equal(two, last)  # of the last layer, normalised
     assert begin == len(states["last"])
     stored = kept(base, tmp_path / "t.npz", data, whole=whole)
@@ -349,6 +349,29 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     model = BlockwiseLM.from_pretrained(tmp_path / "out")
     assert model.shortlist is not None
     assert len(model.shortlist) == 15
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8", "torch"])
+def test_heads_learn_from_states_by_the_engine_of_their_models_files_and_of_no_others(
+    weights: str, tmp_path: Path
+) -> None:
+    """A model's files in half precision, and in single precision with heads, are the same model's."""
+    for name, seed in (("model", 0), ("other", 1)):
+        nn.Module.to(stock(seed), torch.bfloat16).save_pretrained(tmp_path / name)
+    texts().save(tmp_path / "t.npz")
+
+    def train(command: str) -> str:
+        line = [str(tmp_path / part) if part.startswith(("t.", "model", "other")) else part for part in command.split()]
+        result = CliRunner().invoke(app, ["train", *line, "--device", "cpu"], catch_exceptions=False)
+        assert result.exit_code == 0
+        return " ".join(result.output.split())
+
+    train(f"hidden t.npz --model model --weights {weights}")
+    heads, once = "heads t.npz --validation t.npz", "--num-heads 3 --steps 1 --serving-prompts 0"
+    assert "are read from their files" in train(f"{heads} {once} --model model -o model-heads")
+    assert "are read from their files" in train(f"{heads} {once} --model model-heads --warm-start -o model-again")
+    with pytest.raises(ValueError, match="expected hidden states of the model whose heads are trained"):
+        train(f"{heads} {once} --model other -o other-heads")
 
 
 def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_too(tmp_path: Path) -> None:

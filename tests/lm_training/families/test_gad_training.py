@@ -22,9 +22,9 @@ from latticebpd import generate
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, load_verifier, masked_columns
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import encode_pairs, save_tokenizer, train_pair_tokenizer
-from lm_training.families.masks import UNLABELLED, DrafterObjective, Windows, glance, train_drafter
+from lm_training.families.masks import UNLABELLED, MaskFillerObjective, Windows, glance, train_mask_filler
 from lm_training.training.training_loop import Trainer
-from lm_training.training.training_options import DrafterTraining
+from lm_training.training.training_options import MaskFillerTraining
 from tests.helpers.commands import Run
 from tests.helpers.drafters import gad_drafter
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
@@ -44,31 +44,31 @@ def pairs(count: int, seed: int = 0, longest: int = 9) -> Texts:
 
 
 def objective(
-    options: DrafterTraining | None = None,
+    options: MaskFillerTraining | None = None,
     block_size: int = 6,
     dropout: float = 0.0,
     family: str = "marian",
     anchored: bool = False,
     bidirectional: bool = False,
-) -> DrafterObjective:
+) -> MaskFillerObjective:
     model = NonAutoregressiveModel.like(
         tiny(family, 1, eos=END), MASK, block_size, anchored=anchored, bidirectional=bidirectional
     )
     for module in model.base.modules():
         if hasattr(module, "dropout") and isinstance(module.dropout, float):
             module.dropout = dropout
-    return DrafterObjective(model, pairs(40), pairs(6, 1), options or DrafterTraining(steps=10, batch_tokens=128))
+    return MaskFillerObjective(model, pairs(40), pairs(6, 1), options or MaskFillerTraining(steps=10, batch_tokens=128))
 
 
 def test_the_ratio_falls_from_a_half_to_three_tenths() -> None:
-    options = DrafterTraining(steps=11)
+    options = MaskFillerTraining(steps=11)
     ratios = [options.reveal_ratio(step) for step in range(11)]
     assert ratios[0] == 0.5
     assert ratios[-1] == pytest.approx(0.3)
     assert np.allclose(np.diff(ratios), -0.02)
-    assert DrafterTraining(steps=1).reveal_ratio(0) == 0.5
+    assert MaskFillerTraining(steps=1).reveal_ratio(0) == 0.5
     with pytest.raises(ValueError, match=r"expected reveal from 0 to 1, got 1\.5"):
-        DrafterTraining(reveal=(1.5, 0.3))
+        MaskFillerTraining(reveal=(1.5, 0.3))
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,7 +109,7 @@ class Spy(torch.nn.Module):
 
 @pytest.mark.parametrize("anchored", [False, True])
 def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anchored: bool) -> None:
-    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal=(1.0, 0.3)), anchored=anchored)
+    trained = objective(MaskFillerTraining(steps=10, batch_tokens=128, reveal=(1.0, 0.3)), anchored=anchored)
     batch = trained.batch(0, 0, 1)
     trained.drafter = spy = Spy(trained.drafter)
     trained.eval()
@@ -172,14 +172,14 @@ def test_windows_follow_their_prefix_and_end_with_the_text(anchored: bool, bidir
 
 
 def test_an_update_may_draw_its_number_of_masks() -> None:
-    trained = objective(DrafterTraining(steps=40, batch_tokens=128, smallest_block=2))
+    trained = objective(MaskFillerTraining(steps=40, batch_tokens=128, smallest_block=2))
     assert {trained.batch(step, 0, 1).labels.shape[2] for step in range(40)} == {2, 3, 4, 5, 6}
     with pytest.raises(ValueError, match=r"expected smallest_block from 1 to 6 \(the drafter's block size\), got 7"):
-        objective(DrafterTraining(smallest_block=7))
+        objective(MaskFillerTraining(smallest_block=7))
 
 
 def test_no_more_windows_are_drawn_than_there_are_positions_for() -> None:
-    trained = objective(DrafterTraining(steps=10, batch_tokens=128, windows=9), block_size=20)
+    trained = objective(MaskFillerTraining(steps=10, batch_tokens=128, windows=9), block_size=20)
     batch = trained.batch(0, 0, 1)
     assert batch.labels.shape[1:] == (4, 20)
     assert batch.columns.tokens.shape[1] <= trained.drafter.max_positions
@@ -215,7 +215,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool, bidir
 def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(
     anchored: bool, bidirectional: bool, decay: float
 ) -> None:
-    options = DrafterTraining(steps=10, batch_tokens=128, reveal=(0.0, 0.0), label_smoothing=0.0, slot_decay=decay)
+    options = MaskFillerTraining(steps=10, batch_tokens=128, reveal=(0.0, 0.0), label_smoothing=0.0, slot_decay=decay)
     trained = objective(options, anchored=anchored, bidirectional=bidirectional)
     trained.eval()
     batch = trained.batch(0, 0, 1)
@@ -235,7 +235,7 @@ def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(
     assert float(loss["loss"].detach()) == pytest.approx(float(np.average(losses, weights=weights)), rel=1e-4)
     assert float(loss["accuracy"]) == pytest.approx(float(np.average(right, weights=weights)), rel=1e-4)
     with pytest.raises(ValueError, match=r"expected slot_decay > 0\.0, got 0"):
-        DrafterTraining(slot_decay=0)
+        MaskFillerTraining(slot_decay=0)
 
 
 def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -> None:
@@ -281,10 +281,10 @@ def test_a_drafter_learns_to_draft_what_its_verifier_writes(tmp_path: Path) -> N
     torch.manual_seed(0)
     drafter = NonAutoregressiveModel(type(verifier)(config), MASK, block_size=6)
     untrained = generate(verifier, torch.tensor(sources), gad_drafter(drafter), max_new_tokens=12)
-    options = DrafterTraining(
+    options = MaskFillerTraining(
         steps=50, batch_tokens=256, learning_rate=1e-2, muon_learning_rate=2e-2, warmup_steps=5, label_smoothing=0.0
     )
-    train_drafter(drafter, verifier, data, data, tmp_path, options)
+    train_mask_filler(drafter, verifier, data, data, tmp_path, options)
     trained = generate(
         verifier,
         torch.tensor(sources),
@@ -300,14 +300,14 @@ def test_targets_that_leave_no_room_for_the_masks_are_refused() -> None:
     with pytest.raises(
         ValueError, match="expected training targets that leave room for 90 masks in 96 positions, got 99 together"
     ):
-        DrafterObjective(model, pairs(40), pairs(6), DrafterTraining())
+        MaskFillerObjective(model, pairs(40), pairs(6), MaskFillerTraining())
 
 
 def test_sources_longer_than_the_encoder_reads_are_refused() -> None:
     model = NonAutoregressiveModel.like(tiny("marian", 1, eos=END), MASK, 4)
     long = Texts.of_rows([np.full(100, 5)], [97], np.uint16)
     with pytest.raises(ValueError, match=r"expected sources of at most 96 tokens .* got 97"):
-        DrafterObjective(model, long, pairs(6), DrafterTraining())
+        MaskFillerObjective(model, long, pairs(6), MaskFillerTraining())
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(
     data = verifier.parent / "pairs.npz"
     new = [
         "train",
-        "drafter",
+        "masks",
         data,
         "--validation",
         data,
@@ -377,7 +377,7 @@ def test_a_run_goes_on_with_the_layout_that_it_began_with(
     verifier, data = directories[0], directories[0].parent / "pairs.npz"
     new = [
         "train",
-        "drafter",
+        "masks",
         data,
         "--validation",
         data,

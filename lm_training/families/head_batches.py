@@ -7,7 +7,6 @@ decoder's text begins with the start token.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.lattices.texts import Texts, padded
-from latticebpd.models.transformers.transformers_model import Model, TransformersModel
-from lm_training.data.batching import require_vocabulary
+from latticebpd.lattices.texts import padded
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data.hidden_states import LAST, layer_name
 from lm_training.data.shortlist import shortlist_indices
 from lm_training.data.training_data import HeadData
+from lm_training.training.model_texts import ModelTexts
 from lm_training.training.selection import Selection
 
 
@@ -63,34 +62,6 @@ class HeadBatch:
     sources: Tensor | None = None
     mask: Tensor | None = None
     states: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ModelTexts:
-    """Texts as a model reads them.
-
-    texts: what the decoder reads and continues; an encoder-decoder's begin with its start token.
-    sources: what the encoder reads, one for each text; None for a causal LM.
-    """
-
-    texts: Texts
-    sources: Texts | None
-
-    @classmethod
-    def of(cls, model: Model, data: Texts, name: str) -> ModelTexts:
-        """Prompts and continuations for a model; ValueError if its vocabulary or positions do not suffice."""
-        stock = TransformersModel.of(model)
-        read = cls(data.answers(stock.start_id), data.prompts()) if stock.is_encoder_decoder else cls(data, None)
-        checks = [(read.texts, stock.vocab_size, stock.max_positions)]
-        if read.sources is not None:
-            checks.append((read.sources, stock.source_vocab_size, stock.source_positions))
-        for part, ids, limit in checks:
-            require_vocabulary(part, ids, name)
-            longest = int(part.lengths.max(initial=0))
-            if limit is not None and longest > limit:
-                most = f"at most {limit} tokens (the model's positions)"
-                raise ValueError(f"expected {name} sequences of {most}, got one of {longest}")
-        return read
 
 
 class HeadSampler:
@@ -166,10 +137,3 @@ class HeadSampler:
         labelled = (positions >= prompt - 1) & (ahead < len(row))
         labelled[1:] &= self.indices[row[np.minimum(ahead[1:], len(row) - 1)]] >= 0
         return labelled
-
-
-def token_measures(loss: float, right: float, labels: float, digits: int) -> dict[str, float]:
-    """Mean cross-entropy, perplexity with so many digits, and accuracy, of sums over labels."""
-    mean = loss / max(labels, 1)
-    perplexity = round(math.exp(min(mean, 700.0)), digits)
-    return {"loss": round(mean, 4), "perplexity": perplexity, "accuracy": round(right / max(labels, 1), 4)}

@@ -1,4 +1,4 @@
-"""``latticebpd train drafter``: non-autoregressive drafters."""
+"""``latticebpd train masks``: mask-filling drafters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import typer
 
 from latticebpd.console import err, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, require_texts, with_options
-from lm_training.training.training_options import DrafterTraining
+from lm_training.training.training_options import MaskFillerTraining
 
 
 @with_options
-def drafter(
+def masks(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or sentence pairs (.npz)."),
     validation: Path = VALIDATION,
     model: Path = typer.Option(..., help="Directory of the verifier, whose weights initialise the drafter."),
@@ -26,14 +26,14 @@ def drafter(
     decoder_layers: int | None = typer.Option(None, min=1, help="Decoder layers; the verifier's number by default."),
     dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout; the verifier's by default."),
     *,
-    options: DrafterTraining,
+    options: MaskFillerTraining,
     device: str = DEVICE,
 ) -> None:
     """Train a drafter that fills a block of masks in one pass (GAD).
 
     Best on text of the verifier, or of a teacher that drafter and verifier share (`latticebpd distill`).
 
-    Example: [bold]latticebpd train drafter written --validation written-held-out --model translator -o drafter[/bold]
+    Example: [bold]latticebpd train masks written --validation written-held-out --model translator -o drafter[/bold]
     """
     quiet_transformers()
     import torch
@@ -45,7 +45,7 @@ def drafter(
     from latticebpd.models.load_target import load_tokenizer
     from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
     from lm_training.data.training_data import load_texts
-    from lm_training.families.masks import train_drafter
+    from lm_training.families.masks import train_mask_filler
 
     require_texts((*data, validation), "pairs (.npz) or a directory of distilled text")
     verifier, tokenizer = load_verifier(model), load_tokenizer(model)
@@ -63,4 +63,4 @@ def drafter(
             err.print(f"{output}: begins with {'random weights' if from_scratch else start}")
             with replacing_files(output) as folder:
                 tokenizer.save_pretrained(folder)
-        train_drafter(new, verifier, learnt, held_out, output, options, process)
+        train_mask_filler(new, verifier, learnt, held_out, output, options, process)
