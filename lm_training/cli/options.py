@@ -80,7 +80,7 @@ def require_texts(paths: Iterable[Path], kinds: str = "texts (.npz) or a directo
 
 DATA = typer.Argument(..., help="Directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
 VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
-WRITER = typer.Option(..., "--model", help="Model that writes the texts: directory, .gguf file, Hub id or name.")
+WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory or Hub id.")
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
 NUM_HEADS = "Predictions per position, the base model's own included."
