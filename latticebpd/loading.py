@@ -277,7 +277,7 @@ def load(
     path = Path(bundled.MODEL if name is None else name)
     folder = Path(resolved(path))
     family = family_beside(folder) if drafter is None else family_of(Path(drafter))
-    if family is None and folder.is_dir() and not (folder / GGUF_NAME).exists():
+    if (family is None or drafter is not None) and folder.is_dir() and not (folder / GGUF_NAME).exists():
         check_decodes(folder)
     drafts = folder if drafter is None else Path(drafter)
     on_engine = family is None or family.runs_beside_engine(drafts)

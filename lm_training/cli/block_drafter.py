@@ -18,7 +18,7 @@ from lm_training.training.training_options import BlockDrafterTraining
 def block_drafter(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or texts (.npz)."),
     validation: Path = VALIDATION,
-    model: str = typer.Option(..., help="Target that wrote the texts: a directory or Hub id."),
+    model: str = typer.Option(..., help="Target that wrote the texts: directory, .gguf file, Hub id or name."),
     output: Path = OUTPUT,
     num_layers: int = typer.Option(3, min=1, help="Layers of the drafter."),
     block_size: int = typer.Option(8, min=1, help="Columns of a block, its anchor's included."),

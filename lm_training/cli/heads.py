@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
 def heads(
     data: list[Path] = DATA,
     validation: Path = VALIDATION,
-    model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or Hub id."),
+    model: str = typer.Option(..., help="Base model, with heads or without: directory, .gguf file, Hub id or name."),
     output: Path = OUTPUT,
     num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
     kind: str = typer.Option(

@@ -23,6 +23,7 @@ from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveMod
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import encode_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.families.masks import UNLABELLED, MaskFillerObjective, Windows, glance, train_mask_filler
+from lm_training.families.translators import load_translator
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import MaskFillerTraining
 from tests.helpers.commands import Run
@@ -440,3 +441,10 @@ def test_roles_given_the_wrong_way_round_are_refused(
     assert status == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_drafter_is_no_translator_to_train_further(directories: tuple[Path, Path]) -> None:
+    verifier, drafter = directories
+    assert load_translator(verifier).config.model_type == "marian"
+    with pytest.raises(ValueError, match="expected an autoregressive model as verifier, found a non-autoregressive"):
+        load_translator(drafter)
