@@ -203,8 +203,7 @@ class Loaded:
         ids = ids[None] if ids.ndim == 1 else ids
         return ids, np.ones_like(ids, bool)
 
-    @staticmethod
-    def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
+    def _with_sampling(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options with an acceptance rule in place of those of sampling; ValueError for both."""
         asked = {name: options[name] for name in SAMPLING if options.get(name) is not None}
         rest = {name: value for name, value in options.items() if name not in (*SAMPLING, "do_sample", "seed")}
@@ -221,7 +220,7 @@ class Loaded:
         if seed is not None:
             import torch
 
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator(getattr(self.target, "device", "cpu")).manual_seed(seed)
         return {**rest, "acceptance": Sampling(generator=generator, **asked)}
 
     def draft(self, text: str, drafter: Drafter | None = None) -> DraftTree:

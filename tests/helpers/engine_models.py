@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import BlockwiseLM
+from latticebpd.drafters.heads.engine_heads import EngineHeads
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.engine.engine_model import EngineModel
 from tests.helpers.tiny_families import VOCABULARY
+from tests.helpers.tokenizers import letters
 
 
 def stock(seed: int = 0) -> LlamaForCausalLM:
@@ -24,11 +29,15 @@ def stock(seed: int = 0) -> LlamaForCausalLM:
 
 
 def on_engine(weights: str = "float32", seed: int = 0) -> EngineModel:
+    """The engine's copy of `stock`."""
     return engine_copy(stock(seed), weights)
 
 
-def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
+def with_heads(target: EngineModel) -> EngineHeads:
+    """Random heads for a copy of `stock`; ``.target`` is the copy."""
     torch.manual_seed(1)
     heads = BlockHeads(32, 5, 16)
     torch.nn.init.normal_(heads.down, std=0.5)
-    return BlockwiseLM(base, heads).eval()
+    with TemporaryDirectory() as folder:
+        BlockwiseLM(stock(), heads).save_heads(folder)
+        return EngineHeads(Path(folder), target, letters())

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from openai import AsyncOpenAI, OpenAI
 
-from latticebpd import BlockwiseLM, DraftTree, Exact, NoDrafter, Sampling, generate
+from latticebpd import DraftTree, Exact, NoDrafter, Sampling, generate
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.loading import Loaded
+from latticebpd.models.target_model import TargetModel
 from latticebpd.serving.api import Service
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.server import GracefulServer, listen, server_of
@@ -26,13 +27,15 @@ from tests.helpers.tokenizers import letters
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def tiny(model: Any = None, chat: bool = True) -> Loaded:
-    """A random model of letters on the engine, with heads."""
+def tiny(target: TargetModel | None = None, chat: bool = True) -> Loaded:
+    """A model of letters: by default a random one on the engine, with heads."""
     tokenizer = letters()
     tokenizer.chat_template = TEMPLATE if chat else None
-    model = with_heads(on_engine("int8")) if model is None else model
-    source = HeadLattices(model) if isinstance(model, BlockwiseLM) else None
-    loaded = Loaded("tiny", Path("tiny"), model, source=source)
+    source = None
+    if target is None:
+        heads = with_heads(on_engine("int8"))
+        target, source = heads.target, HeadLattices(heads)
+    loaded = Loaded("tiny", Path("tiny"), Path("tiny"), target, source=source)
     vars(loaded)["tokenizer"] = tokenizer
     return loaded
 
@@ -120,5 +123,5 @@ def alone(loaded: Loaded, prompt: str, length: int, seed: int | None = None, tem
     if seed is not None:
         rule = Sampling(temperature, 0, 1.0, torch.Generator().manual_seed(seed))
     ids = loaded.encode(prompt)
-    out = generate(loaded.model, [ids], NoDrafter(), rule, length, attention_mask=[[1] * len(ids)])
+    out = generate(loaded.target, [ids], NoDrafter(), rule, length, attention_mask=[[1] * len(ids)])
     return loaded.decode(out.sequences[0, len(ids) :])

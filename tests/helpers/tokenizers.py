@@ -12,6 +12,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from latticebpd.models.chat_templates import render_chat
 from tests.helpers.tiny_families import VOCABULARY
 
 TEMPLATE = (
@@ -66,7 +67,8 @@ def assert_same_tokenizer(ours: Any, theirs: Any, conversations: Sequence[list[d
     assert ours.chat_template == theirs.chat_template
     for chat in conversations:
         for options in ({}, {"add_generation_prompt": True}, {"tools": [{"name": "é"}]}):
-            text = ours.apply_chat_template(chat, tokenize=False, **options)
+            template = ours.get_chat_template(tools=options.get("tools"))
+            text = render_chat(template, chat, **ours.special_tokens_map, **options)
             assert text == theirs.apply_chat_template(chat, tokenize=False, **options)
             expected = theirs.apply_chat_template(chat, return_dict=True, **options)["input_ids"]
-            assert ours.apply_chat_template(chat, **options)["input_ids"] == expected
+            assert ours(text, add_special_tokens=False)["input_ids"] == expected

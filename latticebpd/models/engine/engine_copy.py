@@ -53,8 +53,8 @@ def engine_copy(
     isa: index of an instruction set, the widest first.
     hash_weights: a hash of the file that the model is from; by default its weights are hashed now.
     """
-    if weights not in WEIGHTS[:3]:
-        raise ValueError(f"expected weights among {', '.join(WEIGHTS)}, got {weights!r}")
+    if weights not in (kinds := WEIGHTS[:3]):
+        raise ValueError(f"expected weights among {', '.join(kinds)}, got {weights!r}")
     if (reason := unsupported_reason(model)) is not None:
         raise ValueError(f"expected a model that the CPU engine computes, but {reason}; use weights='torch'")
     memory = _engine.WeightMemory()

@@ -4,7 +4,9 @@ for."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from latticebpd import load
+from latticebpd.cpu import _engine
 from latticebpd.cpu.int8_layers import Int8Layer, Int8Linear, use_int8_layers
-from latticebpd.drafters.bundled import load_prompts
+from latticebpd.drafters.bundled import MODEL, load_prompts
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
+from latticebpd.models.load_target import load_stock
 
 
 def _gap(values: Tensor, expected: Tensor) -> float:
@@ -22,42 +26,41 @@ def _gap(values: Tensor, expected: Tensor) -> float:
     return float((values - expected).norm() / expected.norm())
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", [BlockHeads, ConditionedHeads])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[BlockHeads]) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
     plain = kind(96, 5, 40)
     plain.down.data.normal_()
-    changed = copy.deepcopy(plain)
-    changed.use_int8()
-    assert changed.weights is not None
-    inputs = torch.randn(2, 3, plain.input_size)
-    hidden = inputs[..., :96]
-    for slots in (None, 1, 3):
-        with torch.no_grad():
-            states, expected = changed(inputs, slots), plain(inputs, slots)
-            assert _gap(states - hidden[..., None, :], expected - hidden[..., None, :]) < 0.015
-            assert changed.weights.kernels is not None
-            assert torch.equal(changed(inputs[:1], slots), states[:1])
-    with torch.no_grad():
-        plain.up.mul_(2)
-        changed.up.mul_(2)
-        assert _gap(changed(inputs), plain(inputs)) < 0.015
-    changed(inputs).sum().backward()
-    assert changed.up.grad is not None
-    torch.set_num_threads(before)
+    kernels = _engine.Int8Heads(*(each.detach().numpy().swapaxes(1, 2) for each in (plain.up, plain.down)))
+    inputs = torch.randn(6, plain.input_size)
+    own = inputs[:, None, :96]
+    for slots in (4, 1, 3):
+        states, expected = kernels.states(inputs.numpy(), slots, threads), plain(inputs, slots)
+        assert states.shape == (6, slots, 96)
+        assert _gap(torch.from_numpy(states) - own, expected - own) < 0.015
+        assert np.array_equal(kernels.states(inputs[:3].numpy(), slots, threads), states[:3])
 
 
 @torch.inference_mode()
 def test_the_bundled_models_heads_draft_what_float32_heads_draft() -> None:
-    """The base model's own projection stays exact."""
-    model, known = (load(weights=weights).model for weights in ("float32", "torch"))
-    loaded = load(weights="torch")
+    loaded, stock = load(weights="float32"), load_stock(MODEL)
+    kernels: Any = loaded.lattice_source()
+    known: Any = load(weights="torch").lattice_source()
     ids = [loaded.encode(prompt.text) for prompt in load_prompts()[:6]]
-    hidden = torch.cat([known.base.base_model(torch.tensor([each])).last_hidden_state[0] for each in ids])
-    approximate, exact = (heads.head_logits(hidden).log_softmax(dim=-1) for heads in (model, known))
+    hidden = torch.cat([stock.base_model(torch.tensor([each])).last_hidden_state[0] for each in ids])
+    last = [0] * len(hidden)  # which these heads do not read
+    count, slots = known.num_tokens, known.num_slots
+
+    def log_probs(heads: Any, states: Any) -> torch.Tensor:
+        """``[states, slots, vocab]``: those of all tokens."""
+        drawn = torch.empty(len(hidden), slots, count)
+        for row, lattice in zip(drawn, heads.draw(states, last, slots, count, False), strict=True):
+            row.scatter_(1, torch.from_numpy(lattice.tokens).long(), torch.from_numpy(lattice.log_probs).float())
+        return drawn
+
+    approximate, exact = log_probs(kernels.heads, hidden.numpy()), log_probs(known.heads, hidden)
     assert not torch.equal(approximate, exact)
     best = exact.topk(16)
     shared = (approximate.topk(16).indices[..., None] == best.indices[..., None, :]).any(-1).float().mean()
@@ -66,8 +69,6 @@ def test_the_bundled_models_heads_draft_what_float32_heads_draft() -> None:
     gaps = (approximate.gather(-1, best.indices) - best.values).abs()
     assert gaps.mean() < 0.03
     assert gaps.max() < 0.3
-    assert isinstance(model.head_projection.embedding.linear, Int8Linear)
-    assert model.projection.embedding is model.base.get_output_embeddings()
 
 
 @torch.no_grad()
@@ -134,8 +135,3 @@ def test_tensors_without_numbers_in_memory_are_left_to_pytorch() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert network(mode.from_tensor(x)).shape == (3, 2, 20)
     assert network.to("meta")(x.to("meta")).shape == (3, 2, 20)
-    heads = BlockHeads(40, 3, 16)
-    heads.down.normal_()
-    expected = heads(other)
-    heads.use_int8()
-    assert _gap(torch.jit.trace(heads, x, check_trace=False)(other), expected) < 0.01

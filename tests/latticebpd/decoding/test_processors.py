@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from latticebpd import DraftTree, Exact, GoldDrafter, NoDrafter, Sampling, State, custom_generate, generate
-from tests.helpers.engine_models import on_engine
+from latticebpd.models.engine.engine_copy import engine_copy
+from tests.helpers.engine_models import stock
 from tests.helpers.tiny_families import tiny
 
 PROCESSORS: dict[str, list[Any]] = {
@@ -110,7 +111,8 @@ class InPlace(LogitsProcessor):
 @pytest.mark.parametrize("family", ["llama", "t5", "llama on the engine"])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
-    model: Any = on_engine() if "engine" in family else tiny(family)
+    model: Any = stock() if "engine" in family else tiny(family)
+    target = engine_copy(model) if "engine" in family else None
     prompt, rule = torch.tensor([[4, 9, 5, 9]]), Sampling() if do_sample else Exact()
     processors = LogitsProcessorList([InPlace()])
     torch.manual_seed(0)
@@ -118,7 +120,7 @@ def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
     text = reference[0, -24:].tolist()
     for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
         torch.manual_seed(0)
-        out = generate(model, prompt, drafter, rule, max_new_tokens=24, logits_processor=processors)
+        out = generate(target or model, prompt, drafter, rule, max_new_tokens=24, logits_processor=processors)
         assert out.sequences.tolist() == reference.tolist()
         torch.manual_seed(0)
         own = model.generate(
@@ -126,6 +128,6 @@ def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
             do_sample=do_sample,
             max_new_tokens=24,
             logits_processor=processors,
-            custom_generate=custom_generate(drafter),
+            custom_generate=custom_generate(drafter, target=target),
         )
         assert own.tolist() == reference.tolist()

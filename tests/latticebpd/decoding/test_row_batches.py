@@ -46,8 +46,8 @@ def begun(model: Any, number: int, drafter: Drafter, block: int = 128) -> RowBat
 @pytest.mark.parametrize("name", ["none", "tree", "copies", "copies and tree"])
 @pytest.mark.parametrize("block", [1, 3, 128])
 def test_rows_that_join_write_what_they_write_alone(name: str, block: int) -> None:
-    model = with_heads(on_engine("int8"))
-    drafter = DRAFTERS[name](model, [])
+    heads = with_heads(on_engine("int8"))
+    model, drafter = heads.target, DRAFTERS[name](heads, [])
     batch, rows = begun(model, 0, drafter, block), []
     rows += batch.rows
     for number in range(1, len(PROMPTS)):
@@ -61,8 +61,8 @@ def test_rows_that_join_write_what_they_write_alone(name: str, block: int) -> No
 
 
 def test_rows_that_are_dropped_leave_the_others_as_they_are() -> None:
-    model = with_heads(on_engine())
-    drafter = DRAFTERS["tree"](model, [])
+    heads = with_heads(on_engine())
+    model, drafter = heads.target, DRAFTERS["tree"](heads, [])
     batch = begun(model, 2, drafter)
     for number in (3, 4, 5):
         batch.join(begun(model, number, drafter))
@@ -76,8 +76,8 @@ def test_rows_that_are_dropped_leave_the_others_as_they_are() -> None:
 
 def test_a_row_that_has_not_drafted_is_not_observed() -> None:
     """Heads draft after a hidden state, which a row lacks whose prompt is unread."""
-    model, observed = with_heads(on_engine()), list[list[int]]()
-    drafter = DRAFTERS["vanilla"](model, [])
+    heads, observed = with_heads(on_engine()), list[list[int]]()
+    model, drafter = heads.target, DRAFTERS["vanilla"](heads, [])
     drafter.observe = lambda rows, tokens: observed.append(list(rows))  # type: ignore[method-assign]
     batch = begun(model, 0, drafter)
     assert [step.prefill for step in batch.step()] == [True]

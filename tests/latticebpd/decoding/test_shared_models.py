@@ -19,8 +19,7 @@ from latticebpd import Drafter, NoDrafter, drafter_named, generate, load
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_family import BlockLattices
 from latticebpd.loading import Loaded
-from latticebpd.models.engine.engine_copy import engine_for, engine_of
-from latticebpd.models.engine.engine_families import objection
+from latticebpd.models.engine.engine_families import unsupported_reason
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
@@ -131,9 +130,7 @@ def test_quantized_layers_are_run_by_pytorch(parts: str) -> None:
         layer.mlp.up_proj = Int8Weights(layer.mlp.up_proj)
     if "lm_head" in parts:
         model.lm_head = Int8Weights(model.lm_head)
-    assert objection(model) is not None
-    assert engine_for(model, Path("nowhere")) is None
-    assert engine_of(model) is None
+    assert unsupported_reason(model) is not None
     prompt = torch.tensor([[3, 4, 5, 3, 4]])
     expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30)
     for drafter in drafters():
@@ -149,7 +146,7 @@ def drafters() -> Iterator[Drafter]:
 def test_layers_whose_scale_depends_on_the_whole_pass_are_refused_by_name() -> None:
     """PyTorch's dynamic quantization rounds all columns of a pass by one scale: their logits depend on each other."""
     model: LlamaForCausalLM = torch.ao.quantization.quantize_dynamic(stock(), {torch.nn.Linear}, dtype=torch.qint8)
-    assert "torch.ao.nn.quantized.dynamic.modules.linear.Linear is not a module" in str(objection(model))
+    assert "torch.ao.nn.quantized.dynamic.modules.linear.Linear is not a module" in str(unsupported_reason(model))
     with pytest.raises(ValueError, match="whose logits depend on what follows or on how a text is cut into passes"):
         generate(model, [3, 4, 5], NoDrafter(), max_new_tokens=4)
 

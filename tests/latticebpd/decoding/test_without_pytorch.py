@@ -7,20 +7,36 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from latticebpd.models.engine.engine_target import engine_target
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
-from latticebpd import BlockwiseLM, Chat, Loaded, NoDrafter, State, generate, load
-from latticebpd.drafters.heads.engine_heads import EngineHeadLattices
+from latticebpd import BlockwiseLM, Chat, Generated, Loaded, State, load
+from latticebpd.drafters.heads.engine_heads import EngineHeads
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
+from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.models.catalogue import GGUF_NAME, model_folder
+from latticebpd.models.engine.engine_copy import engine_copy
+from latticebpd.models.engine.engine_model import EngineModel, gguf_model
+from latticebpd.models.gguf.gguf_weights import GgufWeights
+from latticebpd.models.load_target import load_stock
+from latticebpd.models.target_model import TargetModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.calibration import calibration_path
 from tests.helpers.drafters import LM, WEIGHTS
 from tests.helpers.gguf_files import FLOATS, written
@@ -45,7 +61,8 @@ def tiny(name: str, seed: int = 0) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name])).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.copy_(torch.randn_like(weight) * 0.3 + (weight.ndim == 1))
+            drawn = torch.randn_like(weight) * 0.3 + (weight.ndim == 1)
+            weight.copy_(drawn.bfloat16())  # which all types of the file hold, or nearly so
     return model
 
 
@@ -95,76 +112,111 @@ def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made(tmp_path_factory.mktemp("llama"), tiny("llama"), [*range(0, 120, 3), 119], *request.param)
 
 
-def with_pytorch(folder: Path | str, monkeypatch: pytest.MonkeyPatch, bigram: bool = True) -> Loaded:
-    """The same model, loaded by `transformers` before its engine is made."""
-    with monkeypatch.context() as context:
-        context.setattr("latticebpd.loading.engine_target", lambda path: None)
-        loaded = load(folder, bigram=bigram)
-    assert (loaded.weights, loaded.target) == ("file", None)
+def with_kernels(loaded: Loaded, target: TargetModel, bigram: bool = True) -> Loaded:
+    """Another target for a model whose heads are computed by the engine's kernels, since PyTorch's do not round."""
+    heads = EngineHeads(loaded.folder, engine_copy(load_stock(loaded.folder)), loaded.tokenizer)
+    return replace(loaded, target=target, source=HeadLattices(heads, bigram=bigram))
+
+
+def on_pytorch(folder: Path) -> Loaded:
+    """The same model on PyTorch."""
+    loaded = load(folder, weights="torch")
+    assert isinstance(loaded.target, TransformersModel)
+    assert isinstance(loaded.source, HeadLattices)
+    assert isinstance(loaded.source.heads, TorchHeads)
     return loaded
 
 
+def trees_of(output: Generated) -> dict[int, tuple[list[int], list[int]]]:
+    """The trees that were drafted, by where they begin."""
+    assert output.trace is not None
+    at, trees = output.prompt_length + output.prefilled[0], {}
+    for step in output.trace:
+        trees[at] = step.tree.tokens.tolist(), step.tree.parents.tolist()
+        at += len(step.committed)
+    return trees
+
+
 def assert_same(
-    one: Loaded, other: Loaded, prompts: list[list[int]], system: str, length: int, calls: bool = True
+    one: Loaded, other: Loaded, prompts: list[list[int]], system: str, length: int, alike: float = 1.0
 ) -> None:
-    """Texts and calls, or about as many calls."""
+    """Texts, calls and trees; alike: which part of the trees at least, where states are rounded otherwise."""
     own, stock = one.drafter(system), other.drafter(system)
+    pairs, calls = list[bool](), np.zeros(2, int)
     for prompt in prompts:
         output = one.generate(prompt, own, max_new_tokens=length, trace=True)
         expected = other.generate(prompt, stock, max_new_tokens=length, trace=True)
-        assert torch.equal(output.sequences, expected.sequences)
-        assert len(output.blocks()) == pytest.approx(len(expected.blocks()), rel=0.1)
-        if calls:
+        assert np.array_equal(output.tokens, expected.tokens)
+        calls += output.num_calls, expected.num_calls
+        ours, theirs = trees_of(output), trees_of(expected)
+        pairs += [ours[at] == theirs[at] for at in ours.keys() & theirs.keys()]
+        if alike == 1:
             assert output.blocks() == expected.blocks()
-            counts = (each.accept_counts.tolist() for each in (output, expected))  # as long as the deepest draft
-            assert np.trim_zeros(next(counts), "b") == np.trim_zeros(next(counts), "b")
+    print('ALIKE', system, np.mean(pairs), calls)
+    assert np.mean(pairs) >= alike
+    assert calls[0] == pytest.approx(calls[1], rel=0.05)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_texts_and_calls_are_those_of_the_model_with_pytorch(
-    system: str, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load(llama)
-    assert loaded.target is not None
-    assert isinstance(loaded.source, EngineHeadLattices)
-    assert_same(loaded, with_pytorch(llama, monkeypatch), PROMPTS, system, 40)
+def test_texts_and_trees_are_those_of_the_model_on_pytorch(system: str, llama: Path) -> None:
+    loaded, stock = load(llama), on_pytorch(llama)
+    assert isinstance(loaded.target, EngineModel)
+    assert isinstance(loaded.target.embeddings, GgufWeights)
+    assert isinstance(loaded.source, HeadLattices)
+    assert isinstance(loaded.source.heads, EngineHeads)
+    exact = system in ("greedy", "8-copies")  # they read no states
+    assert_same(loaded, with_kernels(stock, stock.target), PROMPTS, system, 40, 1.0 if exact else 0.95)
+    assert_same(loaded, stock, PROMPTS[:8], system, 40, 1.0 if exact else 0.5)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_other_families_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_families_too(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path, tiny(name))
-    loaded = load(folder)
-    assert loaded.target is not None
-    assert_same(loaded, with_pytorch(folder, monkeypatch), PROMPTS[:8], "16-calibrated", 30)
+    loaded, stock = load(folder), on_pytorch(folder)
+    assert isinstance(loaded.target, EngineModel)
+    assert loaded.weights == "gguf"
+    assert_same(loaded, with_kernels(stock, stock.target), PROMPTS[:8], "16-calibrated", 30, 0.95)
 
 
-def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
+def test_a_copy_of_the_model_with_the_files_blocks_writes_and_drafts_alike(llama: Path) -> None:
+    loaded = load(llama)
+    copied = engine_copy(load_stock(llama), "gguf", llama / GGUF_NAME)
+    assert_same(loaded, with_kernels(loaded, copied), PROMPTS[:8], "16-calibrated", 40)
+
+
+def test_drafts_are_about_those_of_heads_in_pytorch(llama: Path) -> None:
+    """The engine quantizes their weights to int8."""
     source: Any = load(llama).source
+    model = BlockwiseLM.with_heads(load_stock(llama), llama)
     hidden, layers = np.random.default_rng(0).normal(0, 3, (2, 4, 64)).astype(np.float32)
+
+    def assert_close(own: Any, other: Any) -> None:
+        assert own.tokens.shape == other.tokens.shape
+        assert (own.transitions is None) == (other.transitions is None)
+        for tokens, values, others, wanted in zip(own.tokens, own.log_probs, other.tokens, other.log_probs, strict=True):
+            shared, mine, theirs = np.intersect1d(tokens, others, return_indices=True)
+            assert len(shared) >= len(tokens) - 1
+            np.testing.assert_allclose(values[mine], wanted[theirs], atol=0.5, rtol=5e-2)
+
     for k, slots, depths in ((5, None, [1, 9, 4, 2]), (41, 2, [9] * 4), (64, 3, [3] * 4)):
         states: Any = [State(row, [1, 2], 1, hidden[row], depth, (), layers[[row]]) for row, depth in enumerate(depths)]  # type: ignore[arg-type]
         own = source.with_shape(k, slots).lattices(states)
         assert [each.slots for each in own] == [min(depth, slots or 4) for depth in depths]
-        for ours, theirs in zip(own, HeadLattices(source.target, k, slots).lattices(states), strict=True):
-            assert theirs is not None
-            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-            if not source.target.heads.reads_token:
-                assert ours == theirs
-            elif ours.transitions is None or theirs.transitions is None:  # but for the rounding of normalised vectors
-                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-5)
-            else:  # the engine quantizes them to int8
-                np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=0.1, rtol=1e-2)
-                np.testing.assert_allclose(ours.transitions, theirs.transitions, atol=0.2)
+        for ours, theirs in zip(own, HeadLattices(model, k, slots).lattices(states), strict=True):
+            assert_close(ours, theirs)
     with pytest.raises(ValueError, match="expected states with the hidden state"):
         source.lattices([State(0, [1, 2], 1, None, 3)])
     plain: Any = load(llama, bigram=False).source
-    for each in (plain, plain.with_shape(5), plain.stock()):
+    for each in (plain, plain.with_shape(5)):
         assert not each.has_transitions
         assert each.lattices(states)[0].transitions is None
     text = PROMPTS[30 % 24]
-    ours, theirs = (each.lattices_of_text(text, range(3)) for each in (source, HeadLattices(source.target)))
-    assert next(ours)[0] == next(theirs)[0]
-    assert source.weights == HeadLattices(source.target).weights
+    read = (each.lattices_of_text(text, range(3)) for each in (source, HeadLattices(model)))
+    (ours, entropies), (theirs, expected) = map(next, read)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other)
+    np.testing.assert_allclose(entropies, expected, atol=0.1)
+    assert source.weights.startswith(load(llama).target.fingerprint)
 
 
 CODE = """
@@ -187,30 +239,21 @@ def test_neither_is_imported_by_a_decode(llama: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
-    assert "weights: file" in done.stderr
+    assert "weights: gguf" in done.stderr
 
 
-def test_what_needs_the_model_reads_it_and_runs_on_the_same_engine(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, stock = load(llama), with_pytorch(llama, monkeypatch)
-    for options in ({"stop_strings": "q"}, {"use_cache": False}, {"logits_processor": []}):
-        decoded = loaded.generate(PROMPTS[0], max_new_tokens=20, **options).sequences
-        assert torch.equal(decoded, stock.generate(PROMPTS[0], max_new_tokens=20, **options).sequences)
-    assert isinstance(loaded.model, BlockwiseLM)
-    assert loaded.model is loaded.model
-    decoded = generate(loaded.model, PROMPTS[1], NoDrafter(), max_new_tokens=20)
-    for drafting in (loaded, load(llama)):
-        assert torch.equal(decoded.sequences, drafting.generate(PROMPTS[1], max_new_tokens=20).sequences)
-    loaded.base.model.layers[0].register_forward_hook(lambda module, inputs, output: output)
-    with pytest.raises(ValueError, match="got a hook"):
-        loaded.generate(PROMPTS[1], max_new_tokens=20)
+def test_options_of_transformers_have_the_same_effect(llama: Path) -> None:
+    loaded, stock = load(llama), on_pytorch(llama)
+    repeats: Any = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
+    for options in ({"stop_strings": "q"}, {"use_cache": False}, {"logits_processor": []}, {"logits_processor": repeats}):
+        decoded = loaded.generate(PROMPTS[0], max_new_tokens=20, **options).tokens
+        assert np.array_equal(decoded, stock.generate(PROMPTS[0], max_new_tokens=20, **options).tokens)
 
 
-def test_a_chat_reads_only_what_is_new_and_answers_alike(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chats = [Chat(loaded, loaded.drafter("8-copies")) for loaded in (load(llama), with_pytorch(llama, monkeypatch))]
+def test_a_chat_reads_only_what_is_new_and_answers_alike(llama: Path) -> None:
+    chats = [Chat(loaded, loaded.drafter("8-copies")) for loaded in (load(llama), on_pytorch(llama))]
     for text in ("abc", "cab", "a"):
-        answers = [chat.answer(text, max_new_tokens=12).sequences.tolist() for chat in chats]
+        answers = [chat.answer(text, max_new_tokens=12).tokens.tolist() for chat in chats]
         assert answers[0] == answers[1]
         assert chats[0].cache.shared == chats[1].cache.shared
     assert chats[0].cache.shared > 20
@@ -250,9 +293,9 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_folder_whose_parts_ask_for_more_is_read_by_transformers(what: str, tmp_path: Path) -> None:
     folder = made(tmp_path, tiny("llama"))
-    assert engine_target(folder) is not None
+    assert gguf_model(folder) is not None
     CHANGES[what](folder)
-    assert engine_target(folder) is None
+    assert gguf_model(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -269,15 +312,17 @@ def test_heads_of_another_model_are_left_to_the_reader_that_refuses_them(
 
 
 @pytest.mark.real_model
-def test_the_real_model_writes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not model_folder("smollm2-135m").is_dir():
+def test_the_real_model_writes_alike() -> None:
+    """As a copy of the float model that has the file's blocks."""
+    folder = model_folder("smollm2-135m")
+    if not folder.is_dir():
         pytest.skip("latticebpd models get smollm2-135m")
     questions = ["What is a lattice?", "Name three rivers in Germany.", "Write a haiku about rain.", "Count to twenty."]
     for bigram in (False, True):
-        loaded, stock = load("smollm2-135m", bigram=bigram), with_pytorch("smollm2-135m", monkeypatch, bigram)
-        assert loaded.target is not None
+        loaded, stock = load("smollm2-135m", bigram=bigram), load("smollm2-135m", weights="torch", bigram=bigram)
+        assert isinstance(loaded.target, EngineModel)
+        copied = engine_copy(load_stock(folder), "gguf", folder / GGUF_NAME)
         prompts = [loaded.encode(question) for question in questions]
         assert prompts == [stock.encode(question) for question in questions]
         for system in ("16-calibrated", "copies+16-tree", "greedy"):
-            # The engine quantizes transitions to int8, which may order nearly equal drafts otherwise.
-            assert_same(loaded, stock, prompts, system, 60, calls=not bigram)
+            assert_same(loaded, with_kernels(loaded, copied, bigram), prompts, system, 60)

@@ -162,10 +162,10 @@ def test_prompts_and_pieces_take_it_as_they_take_one_of_transformers(tmp_path: P
     assert piece(ours, 10**6) == "[1000000]"
 
 
-@pytest.mark.parametrize("name", ["model_tokenizer", "gguf_tokenizer", "gguf_weights", "chat_templates"])
+@pytest.mark.parametrize("name", ["model_tokenizer", "gguf.gguf_tokenizer", "gguf.gguf_weights", "chat_templates"])
 def test_neither_torch_nor_transformers_is_imported(name: str) -> None:
     code = (
-        f"import sys, latticebpd.models.gguf.{name}; from latticebpd.models.model_tokenizer import ModelTokenizer; "
+        f"import sys, latticebpd.models.{name}; from latticebpd.models.model_tokenizer import ModelTokenizer; "
         f"ModelTokenizer.of_folder({str(MODEL)!r})('the city'); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
@@ -197,6 +197,6 @@ def test_a_folder_without_a_tokenizer_and_a_chat_without_a_template_are_refused(
     with pytest.raises(ValueError, match=r"expected a tokenizer\.json as the tokenizers library writes it"):
         ModelTokenizer.of_folder(tmp_path)
     with pytest.raises(ValueError, match="expected a tokenizer with a chat template, got one without"):
-        ModelTokenizer(byte_level()).apply_chat_template(CHATS[0])
+        ModelTokenizer(byte_level()).get_chat_template()
     with pytest.raises(AttributeError, match="no attribute padding_side"):
         _ = ModelTokenizer(byte_level()).padding_side

@@ -11,6 +11,8 @@ import pytest
 from latticebpd import generate, load
 from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.models.catalogue import get_model, model_folder, resolved
+from latticebpd.models.chat import ChatTemplate
 from latticebpd.models.load_target import load_tokenizer
 from latticebpd.report.demo_table import REAL, about, run_demo
 from tests.helpers.blockwise_models import greedy
@@ -24,9 +26,7 @@ def smollm2() -> BlockwiseLM:
     if not model_folder(NAME).is_dir():
         pytest.skip(f"{NAME} is not in {model_folder(NAME).parent}: latticebpd models get {NAME}")
     get_model(NAME)  # today's heads and n-gram model beside it
-    model = load_model(NAME)
-    assert isinstance(model, BlockwiseLM)
-    return model
+    return BlockwiseLM.from_pretrained(resolved(NAME))
 
 
 @pytest.fixture(scope="module")

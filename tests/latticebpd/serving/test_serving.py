@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.serving.limits import Limits
 from tests.helpers.engine_models import stock
 from tests.helpers.served import HeldDrafter, Served, alone, serving, tiny
@@ -329,7 +330,7 @@ def test_a_pass_that_fails_ends_its_requests_and_no_others() -> None:
 
 
 def test_models_on_pytorch_answer_one_request_after_another() -> None:
-    loaded = tiny(stock())
+    loaded = tiny(TransformersModel(stock()))
     with serving(loaded, loaded.drafter("8-copies")) as plain:
 
         async def four() -> list[str]:

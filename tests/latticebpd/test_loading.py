@@ -1,26 +1,31 @@
-"""One front door: a directory, a file, a name or nothing gives all that a decode needs, and something useful drafts."""
+"""`load`: a directory, a file, a name or nothing gives all that a decode needs; what is asked for is there or refused."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDrafter, load
-from latticebpd.drafters import LatticeDrafter, bundled
+from latticebpd import BlockwiseLM, Loaded, NoDrafter, load
+from latticebpd.drafters import HeadLattices, LatticeDrafter, bundled
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads
+from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.models.catalogue import model_folder
+from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from tests.helpers.drafters import WEIGHTS
-from tests.helpers.tiny_families import tiny
-from tests.helpers.tokenizers import TEMPLATE, letters
+from tests.helpers.engine_models import stock
+from tests.helpers.tiny_families import VOCABULARY, tiny
+from tests.helpers.tokenizers import letters
 
 TEXT = "The history of the city"
 
@@ -49,20 +54,9 @@ def whole(tmp_path: Path) -> Path:
     return folder
 
 
-def test_three_lines_give_the_bundled_models_first_draft(toy: Loaded) -> None:
-    tree = toy.draft(TEXT)
-    assert len(tree) == 16
-    text = toy.encode(TEXT) + toy.generate(TEXT, max_new_tokens=9).sequences[0, len(toy.encode(TEXT)) :].tolist()
-    right = next(step for step in toy.generate(TEXT, max_new_tokens=9, trace=True).trace or [])
-    assert (tree.tokens.tolist(), tree.parents.tolist()) != ([], [])
-    assert set(right.committed[:-1]) <= set(tree.tokens.tolist())
-    assert toy.decode(text).startswith(TEXT)
-    with pytest.raises(FrozenInstanceError):
-        toy.lm = None  # type: ignore[misc]
-
-
 def test_the_bundled_models_parts_are_there_with_the_weight_of_the_default_system(toy: Loaded) -> None:
-    assert isinstance(toy.model, BlockwiseLM)
+    assert isinstance(toy.target, EngineModel)
+    assert isinstance(toy.source, HeadLattices)
     assert as_scorer(toy.lm, system="16-tree").alpha == 0.75
     default = toy.drafter()
     assert isinstance(default, LatticeDrafter)
@@ -105,37 +99,6 @@ def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path)
     assert loaded.drafter("16-calibrated").source.num_slots == 8
 
 
-def test_text_is_greedy_decodings(toy: Loaded) -> None:
-    ids = torch.tensor([toy.encode(TEXT)])
-    expected = toy.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
-    assert toy.generate(TEXT, max_new_tokens=24).sequences.tolist() == expected.tolist()
-    assert toy.generate(TEXT, NoDrafter(), max_new_tokens=24).sequences.tolist() == expected.tolist()
-
-
-def test_a_model_of_ones_own_without_heads_drafts_copies(own: Path) -> None:
-    loaded = load(own)
-    assert loaded.lm is None
-    assert isinstance(loaded.drafter(), PromptNgramDrafter)
-    tree = loaded.draft("abcdefabcdefab")
-    assert len(tree) > 0
-    assert set(tree.tokens.tolist()) <= set(range(6))
-    ids = torch.tensor([loaded.encode("abcabcab")])
-    expected = loaded.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
-    out = loaded.generate("abcabcab", max_new_tokens=40)
-    assert out.sequences.tolist() == expected.tolist()
-    assert loaded.draft("a", NoDrafter()) == DraftTree.empty()
-    with pytest.raises(ValueError, match="expected greedy or N-copies for a model without heads"):
-        loaded.drafter("16-tree")
-
-
-def test_draft_is_what_the_first_call_verifies(own: Path) -> None:
-    loaded = load(own)
-    for text in ("abcdefabcdefab", "ab", "aaaa"):
-        trace = loaded.generate(text, max_new_tokens=64, trace=True).trace
-        assert trace is not None
-        assert loaded.draft(text) == trace[0].tree
-
-
 def test_whatever_lies_beside_a_model_comes_with_it(whole: Path) -> None:
     loaded = load(whole)
     assert loaded.lm == whole / "lm.fst"
@@ -153,26 +116,6 @@ def test_language_model_may_lie_elsewhere_but_must_exist(own: Path) -> None:
         ValueError, match=r"missing\.fst: expected an n-gram model or a neural rescorer, found no such file"
     ):
         load(own, lm="missing.fst")
-
-
-def test_chat_models_are_asked_in_their_template(own: Path) -> None:
-    tokenizer: Any = letters()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.add_special_tokens({"eos_token": "a"})
-    tokenizer.save_pretrained(own)
-    loaded = load(own)
-    assert len(loaded.encode("bc")) != len(loaded.tokenizer("bc")["input_ids"])
-
-
-def test_translator_drafts_from_its_first_tokens(tmp_path: Path) -> None:
-    folder = tmp_path / "translator"
-    tiny("t5", seed=3).save_pretrained(folder)
-    letters().save_pretrained(folder)
-    loaded = load(folder)
-    ids = torch.tensor([loaded.encode("abcabc")])
-    expected = loaded.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
-    assert loaded.generate("abcabc", max_new_tokens=20).sequences.tolist() == expected.tolist()
-    assert isinstance(loaded.draft("abcabc"), DraftTree)
 
 
 def test_heads_of_another_model_are_refused_and_not_replaced_by_its_own(whole: Path, tmp_path: Path) -> None:
@@ -204,3 +147,75 @@ def test_gguf_file_is_a_model_too(tmp_path: Path) -> None:
     gguf.write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(ValueError, match="expected a GGUF file of a causal LM"):
         load(gguf)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "torch.float16", torch.float16])
+def test_another_type_is_computed_by_pytorch(dtype: Any, toy: Loaded) -> None:
+    loaded = load(dtype=dtype)
+    assert isinstance(loaded.target, TransformersModel)
+    assert (loaded.weights, loaded.target.dtype) == ("torch", torch.float16)
+    text = loaded.generate(TEXT, max_new_tokens=8).tokens
+    assert text.shape == (1, len(toy.encode(TEXT)) + 8)
+
+
+def test_the_processor_and_float32_are_what_the_engine_computes() -> None:
+    for device in ("cpu", torch.device("cpu")):
+        assert load(device=device).weights == load(device=device, dtype="float32").weights == "float32"
+        loaded = load(device=device, weights="torch")
+        assert isinstance(loaded.target, TransformersModel)
+        assert (loaded.target.device, loaded.target.dtype) == (torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"weights": "int8", "dtype": "bfloat16"},
+            "expected float32 on the CPU with weights='int8', got device cpu and dtype bfloat16; use weights='torch'",
+        ),
+        (
+            {"weights": "float32", "device": "meta"},
+            "expected float32 on the CPU with weights='float32', got device meta and dtype float32; use weights='torch'",
+        ),
+        ({"weights": "nonsense"}, "expected weights among float32, int8, gguf, torch, got 'nonsense'"),
+        ({"weights": "file"}, "expected weights among float32, int8, gguf, torch, got 'file'"),
+        ({"weights": "gguf"}, "expected a GGUF file for weights='gguf', got none; use 'int8' or 'float32'"),
+        ({"dtype": "int8"}, "expected a dtype such as float32, bfloat16 or float16, got 'int8'"),
+        ({"dtype": "nonsense"}, "expected a dtype such as float32, bfloat16 or float16, got 'nonsense'"),
+    ],
+)
+def test_weights_and_types_that_there_are_not_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="expected") as error:
+        load(**options)
+    assert str(error.value) == message
+
+
+def heads_of(kind: str) -> Heads:
+    torch.manual_seed(1)
+    heads = HEAD_KINDS[kind](32, 4, VOCABULARY if kind == "medusa" else 16)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    return heads
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_heads_without_kernels_are_computed_by_pytorch_with_their_model(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    BlockwiseLM(stock(), heads_of(kind)).save_pretrained(folder)
+    letters().save_pretrained(folder)
+    loaded = load(folder)
+    has_kernels = isinstance(heads_of(kind), BlockHeads)
+    assert loaded.weights == ("float32" if has_kernels else "torch")
+    assert isinstance(loaded.source, HeadLattices)
+    assert isinstance(loaded.source.heads, TorchHeads) != has_kernels
+    greedy = load(folder, weights="torch").generate("abcabc", NoDrafter(), max_new_tokens=20).tokens.tolist()
+    assert loaded.generate("abcabc", loaded.drafter("8-tree:0-gram"), max_new_tokens=20).tokens.tolist() == greedy
+    for weights in ("float32", "int8"):
+        if has_kernels:
+            assert load(folder, weights=weights).weights == weights
+            continue
+        with pytest.raises(ValueError, match="expected weights='torch'") as error:
+            load(folder, weights=weights)
+        assert str(error.value).startswith(f"{folder}: ")
+        assert f"got weights='{weights}'" in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
