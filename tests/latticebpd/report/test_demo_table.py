@@ -19,6 +19,7 @@ from latticebpd import Loaded, load
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
 from latticebpd.drafters.bundled import LM, MODEL
+from latticebpd.models.load_target import load_stock
 from latticebpd.report.demo_table import (
     REAL,
     TOY,
@@ -101,7 +102,7 @@ def test_json_has_the_promised_shape(demo: Demo) -> None:
 
 
 def test_a_text_that_differs_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    stock = type(loaded.model.base)  # type: ignore[union-attr]
+    stock: Any = type(load_stock(loaded.path))
     written = stock.generate
 
     def other(self: Any, *arguments: Any, **settings: Any) -> torch.Tensor:
