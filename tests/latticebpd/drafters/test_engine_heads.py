@@ -135,7 +135,9 @@ def test_lattices_do_not_depend_on_their_company_or_on_how_the_text_was_read(bun
 def test_heads_without_kernels_are_refused_by_name_and_load_on_pytorch(tmp_path: Path) -> None:
     model = with_heads("stern")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"expected heads of a kind among feed-forward, conditioned .* got stern; load"):
+    with pytest.raises(
+        ValueError, match=r"expected heads of a kind among feed-forward, conditioned .* got stern; load"
+    ):
         EngineHeads(tmp_path, engine_copy(model.base), None)
     assert load(tmp_path).weights == "torch"
     with pytest.raises(ValueError, match=r"expected weights='torch' for a drafter .* got weights='int8'"):

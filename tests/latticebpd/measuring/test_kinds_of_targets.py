@@ -23,10 +23,9 @@ from latticebpd.measuring.model_decodes import decode, system_drafters
 from latticebpd.measuring.quality import perplexity
 from latticebpd.measuring.replay import outcome
 from latticebpd.measuring.signature import OWN_TEXT
-from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.models.load_target import load_stock
 from tests.helpers.commands import Run
-from tests.helpers.gguf_files import written
+from tests.helpers.gguf_files import bundled_with_gguf
 
 KINDS = ("float32", "int8", "gguf", "torch")
 ENGINE = KINDS[:3]
@@ -46,11 +45,7 @@ class Collected:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model with its heads and n-gram model, and a GGUF file of it."""
-    path = tmp_path_factory.mktemp("bundled") / "model"
-    shutil.copytree(bundled.MODEL, path)
-    shutil.copy(bundled.LM, path / "lm.fst")
-    written(path / GGUF_NAME, load_stock(bundled.MODEL), {}, {"context_length": 1024})
-    return path
+    return bundled_with_gguf(tmp_path_factory.mktemp("bundled") / "model")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -157,7 +152,11 @@ def test_every_analysis_runs_on_the_target_that_the_lattices_are_of(
         return loaded
 
     monkeypatch.setattr(loading, "load", watched)
-    lm, directory, chosen = tmp_path / "lm.fst", tmp_path / "lattices", () if weights is None else ("--weights", weights)
+    lm, directory, chosen = (
+        tmp_path / "lm.fst",
+        tmp_path / "lattices",
+        () if weights is None else ("--weights", weights),
+    )
     shutil.copy(bundled.LM, lm)
     options = ("-k", K, "--limit", 3, "--max-new-tokens", 20, "--context", 64, "-o", directory)
     status, _, err = run("lattices", "--model", folder, *options, *chosen)
