@@ -100,9 +100,11 @@ def compare(
     if model is not None:
         quiet_transformers()
         signature = comparison.signature
+        from latticebpd.lattices.shards import text_weights
         from latticebpd.loading import load
 
-        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
+        made_by = text_weights(files[0])
+        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram, weights=made_by)
         again, quality = decode_again(
             loaded, signature.k, files, tunings, comparison.systems, models or None, alpha, signature.given_text,
             decode_texts, rule, measure, references, field, prompt_context,

@@ -75,9 +75,11 @@ def oracle(
     decoded = None
     if model is not None:
         quiet_transformers()
+        from latticebpd.lattices.shards import text_weights
         from latticebpd.loading import load
 
-        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
+        made_by = text_weights(files[0])
+        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram, weights=made_by)
         decoded = _decode(files, loaded, widths, limit, tunings, counted.signature.given_text)
     show_oracle(counted, json, plot, tally, decoded)
 

@@ -87,12 +87,12 @@ def _with_model(
 ) -> tuple[Any, ...]:
     """What ``make_report`` takes of the model itself where the files hold texts: decodes of some and their quality."""
     quiet_transformers()
-    from latticebpd.lattices.shards import lattice_directory
+    from latticebpd.lattices.shards import lattice_directory, text_weights
     from latticebpd.loading import load
 
     measured = measurements.sets[0]
     signature, models = measured.comparison.signature, measured.models or None
-    loaded = load(directory, ignore_beams=ignore_beams)
+    loaded = load(directory, ignore_beams=ignore_beams, weights=text_weights(lattices))
     if not (lattice_directory(lattices).is_ours and asked["limit"]):
         return ()
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]

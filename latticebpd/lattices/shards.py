@@ -175,3 +175,13 @@ def text_ends(path: str | os.PathLike[str]) -> list[int] | None:
     if ends is None or (isinstance(ends, list) and ends and all(type(end) is int and end >= 0 for end in ends)):
         return ends
     raise ValueError(f"{path}: expected eos_ids as token ids, got {ends!r:.60}")
+
+
+def text_weights(path: str | os.PathLike[str]) -> str | None:
+    """The weights that the model of a directory of lattices was asked for; None for those by default, and for other
+    files; ValueError if damaged."""
+    directory = lattice_directory(path)
+    weights = directory.settings().get("weights") if directory.is_ours else None
+    if weights is None or isinstance(weights, str):
+        return weights
+    raise ValueError(f"{path}: expected the name of weights, got {weights!r:.60}")

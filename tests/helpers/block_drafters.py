@@ -19,11 +19,16 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny_target(family: str = "llama", seed: int = 0) -> PreTrainedModel:
-    """A decoder-only model whose greedy texts wander."""
+ENGINE_SHAPE = {"hidden_size": 32, "num_attention_heads": 2}
+"""Sizes that the CPU engine computes."""
+
+
+def tiny_target(family: str = "llama", seed: int = 0, **sizes: int) -> PreTrainedModel:
+    """A decoder-only model whose greedy texts wander; sizes: others than those of `SHAPE`."""
     torch.manual_seed(seed)
+    shape = {**SHAPE, **sizes}
     model: PreTrainedModel = (
-        LlamaForCausalLM(LlamaConfig(**SHAPE)) if family == "llama" else Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+        LlamaForCausalLM(LlamaConfig(**shape)) if family == "llama" else Qwen2ForCausalLM(Qwen2Config(**shape))
     )
     with torch.no_grad():
         for parameter in model.parameters():

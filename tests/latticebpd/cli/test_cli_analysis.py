@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import fst
+from latticebpd import loading
 from latticebpd.cli.input_data import read_texts
-from latticebpd.decoding import front_door
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
@@ -555,13 +555,13 @@ def test_damaged_ends_of_texts_are_refused_and_a_model_without_heads_is_named(
 
 
 def test_lattices_are_of_the_weights_asked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, load = [], front_door.load
-    monkeypatch.setattr(front_door, "load", lambda *args, **more: asked.append(more["weights"]) or load(*args, **more))
+    asked, load = [], loading.load
+    monkeypatch.setattr(loading, "load", lambda *args, **more: asked.append(more["weights"]) or load(*args, **more))
     command = ("lattices", "--limit", 2, "--max-new-tokens", 6, "-o", tmp_path / "shards")
     assert run(*command, "--weights", "torch")[0] == 0
     status, _, err = run(*command)
     assert status == 2
     assert "holds lattices made with weights torch, asked for is None" in " ".join(err.split())
     status, _, err = run(*command, "--weights", "int3")
-    assert (status, "expected weights among float32, int8, file" in err) == (2, True)
+    assert (status, "expected weights among float32, int8, gguf" in err) == (2, True)
     assert asked == ["torch", None, "int3"]

@@ -23,6 +23,7 @@ from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.drafters import bundled
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.drafters.heads.engine_heads import EngineHeads
 from latticebpd.models.load_target import load_stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import Tuning, store_tunings
@@ -157,9 +158,9 @@ def test_lenient_rules_keep_more_and_are_those_of_the_loop(run: Run, expected: s
     exact, lenient = (json.loads(run(*options, "--accept", name)[1]) for name in ("exact", rule))
     assert exact["text"] == expected
     loaded = load()
-    drafter = TreeDrafter(loaded.model, loaded.lm, num_nodes=16)
+    drafter = TreeDrafter(EngineHeads(loaded.folder, loaded.target, loaded.tokenizer), loaded.lm, num_nodes=16)
     ids = loaded.encode(TEXT)
-    out = generate(loaded.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
+    out = generate(loaded.target, ids, drafter, parse_rule(rule), max_new_tokens=24)
     assert lenient["text"] == loaded.tokenizer.decode(out.sequences[0, len(ids) :].tolist())
     assert lenient["calls"] == out.num_calls
 

@@ -63,7 +63,6 @@ def test_heads_of_8_bits_draft_what_float32_heads_draft(model: BlockwiseLM, tmp_
         assert stored[name].dtype == torch.int8
         torch.testing.assert_close(stored[name].float(), (exact / scale).round())
         assert bool(((rounded - exact).abs() <= 0.51 * scale).all())
-    again.use_int8()
     with torch.inference_mode():
         wanted, logits = (each.head_logits(hidden, following=following) for each in (own, again))
     assert float((logits - wanted).norm() / wanted.norm()) < 0.02

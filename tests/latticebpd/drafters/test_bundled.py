@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Loaded, load
 from latticebpd.drafters import bundled
 from latticebpd.drafters.bundled import load_prompts
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import lengths_of, ranks
 from latticebpd.measuring.collect import CollectOptions, collect
-from tests.helpers.drafters import oracle_drafter
 from tests.helpers.lattices import run_system, top_arcs
 
 
@@ -29,7 +30,8 @@ def bundle() -> Loaded:
 @pytest.fixture(scope="module")
 def lattices(bundle: Loaded) -> LatticeSet:
     prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[:3]]
-    return collect(bundle.model, Texts.of_rows(prompts, [*map(len, prompts)]), CollectOptions(max_new_tokens=40))[0]
+    data = Texts.of_rows(prompts, [*map(len, prompts)])
+    return collect(bundle.lattice_source(), data, CollectOptions(max_new_tokens=40))[0]
 
 
 def test_bundle_keeps_its_size_limits() -> None:
@@ -40,9 +42,10 @@ def test_bundle_keeps_its_size_limits() -> None:
 
 def test_parts_of_the_bundle_belong_together(bundle: Loaded) -> None:
     fingerprint = vocabulary_fingerprint(bundle.tokenizer.get_vocab())
-    assert bundle.model.tokenizer_fingerprint == NgramModel.load(bundled.LM).fingerprint == fingerprint
-    assert bundle.model.vocab_size == len(bundle.tokenizer) == 8192
-    assert bundle.model.num_heads == 9
+    source: Any = bundle.source
+    assert source.fingerprint == NgramModel.load(bundled.LM).fingerprint == fingerprint
+    assert bundle.target.vocab_size == source.vocab_size == len(bundle.tokenizer) == 8192
+    assert source.heads.num_heads == 9
     assert NgramModel.load(bundled.LM).order == 4
 
 
@@ -73,7 +76,8 @@ def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Loaded, latti
     from latticebpd import generate
 
     prompt = bundle.encode(load_prompts()[0].text)
-    reference = generate(bundle.model, prompt, oracle_drafter(bundle.model, []), max_new_tokens=40, trace=True)
+    drafter = HindsightDrafter(bundle.lattice_source(), [])
+    reference = generate(bundle.target, prompt, drafter, max_new_tokens=40, trace=True)
     assert reference.trace is not None
     first = lattices[0]
     assert lattices.context_of(0)[-1] == reference.sequences[0, len(prompt)]

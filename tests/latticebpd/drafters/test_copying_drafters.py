@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from latticebpd import BlockwiseLM, LatticeSet, TreeDrafter, generate
-from latticebpd.drafters import MixtureDrafter, PromptNgramDrafter, State, load_top_k
+from latticebpd.drafters import HeadLattices, MixtureDrafter, PromptNgramDrafter, State, load_top_k
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import Texts
@@ -147,7 +147,8 @@ def test_prompt_drafter_that_saw_the_text_grow_drafts_as_one_that_sees_it_whole(
 
 @pytest.fixture(scope="module")
 def saved(model: BlockwiseLM) -> LatticeSet:
-    return collect(model, Texts.of_rows([[3, 1, 4, 1, 5], [2, 7]], [5, 2]), CollectOptions(k=4, max_new_tokens=30))[0]
+    data = Texts.of_rows([[3, 1, 4, 1, 5], [2, 7]], [5, 2])
+    return collect(HeadLattices(model), data, CollectOptions(k=4, max_new_tokens=30))[0]
 
 
 def test_saved_lattices_draft_what_the_heads_would(model: BlockwiseLM, saved: LatticeSet, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def check_copying_drafters(data: st.DataObject) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(1, 22), min_size=1, max_size=8), min_size=1, max_size=3))
     texts = [greedy(model, prompt, 20) for prompt in prompts]
     options = CollectOptions(k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))
-    lattices, _ = collect(model, Texts.of_rows(prompts, [*map(len, prompts)]), options)
+    lattices, _ = collect(HeadLattices(model), Texts.of_rows(prompts, [*map(len, prompts)]), options)
     copying = PromptNgramDrafter(max_ngram=data.draw(st.integers(1, 4)))
     width = max(map(len, prompts))
     ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]

@@ -284,7 +284,7 @@ def test_further_accepted_nodes_are_measured_where_they_are_computed_one_after_a
         return call(self, rows, columns)
 
     monkeypatch.setattr(BestTokens, "__call__", slow)
-    engine = load().model
+    engine = load().target
     one, two = (profile(engine, (1, 4), (rows,), context=6, rounds=1) for rows in (1, 2))
     assert one.accepted >= 0.02
     assert two.accepted >= 0.01  # both rows' at once

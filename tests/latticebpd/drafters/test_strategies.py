@@ -258,7 +258,7 @@ def test_copies_of_a_prompt_are_drafted_before_its_first_token_is_known() -> Non
 def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tmp_path: Path) -> None:
     """It was 1 whatever had been tuned."""
     lm = tmp_path / "lm.fst"
-    saved, _ = collect(model, Texts.of_rows([[3, 1, 4]], [3]), CollectOptions(k=4, max_new_tokens=20))
+    saved, _ = collect(HeadLattices(model), Texts.of_rows([[3, 1, 4]], [3]), CollectOptions(k=4, max_new_tokens=20))
     trigram().save(lm)
     store_tunings(lm, [Tuning(5.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")])
     trees = []

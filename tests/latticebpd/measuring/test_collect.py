@@ -42,7 +42,7 @@ def data(prompts: list[list[int]] = PROMPTS) -> Texts:
 
 @pytest.fixture(scope="module")
 def collected(model: BlockwiseLM) -> tuple[LatticeSet, Texts]:
-    return collect(model, data(), OPTIONS, batch_size=2)
+    return collect(HeadLattices(model), data(), OPTIONS, batch_size=2)
 
 
 def test_texts_are_the_models_own(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
@@ -56,7 +56,7 @@ def test_texts_are_the_models_own(model: BlockwiseLM, collected: tuple[LatticeSe
 def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) -> None:
     """Also where texts end by themselves, and up to the limit."""
     model = tiny_model(seed=3, eos_token_id=eos)
-    lattices, texts = collect(model, data(), OPTIONS)
+    lattices, texts = collect(HeadLattices(model), data(), OPTIONS)
     assert any(text[-1] == eos for text, _ in texts.items()) == (eos is not None)
     lm = trigram()
     comparison = compare([lattices], ["1-best", "3-best", "8-tree"], lm, 0.7)
@@ -120,13 +120,13 @@ def test_given_texts_are_taken_as_they_are(model: BlockwiseLM, collected: tuple[
     """The model's own text, given, makes the same lattices; other text is its own continuation."""
     written = generate(model, PROMPTS[0], VanillaDrafter(model), max_new_tokens=24).sequences[0].tolist()
     answered = Texts.of_rows([written], [len(PROMPTS[0])])
-    forced, texts = collect(model, answered, replace(OPTIONS, teacher_force=True))
+    forced, texts = collect(HeadLattices(model), answered, replace(OPTIONS, teacher_force=True))
     own = collected[0].take(np.arange(19))
     assert next(texts.items())[0] == written[: len(PROMPTS[0]) + 20]
     np.testing.assert_array_equal(forced.tokens, own.tokens)
     np.testing.assert_array_equal(forced.continuation, own.continuation)
     np.testing.assert_array_equal(forced.context, own.context)
-    other, _ = collect(model, Texts.of_rows([[5, 6, 7, 8, 9]], [2]), replace(OPTIONS, teacher_force=True))
+    other, _ = collect(HeadLattices(model), Texts.of_rows([[5, 6, 7, 8, 9]], [2]), replace(OPTIONS, teacher_force=True))
     assert other.continuation.tolist() == [[8, 9, -1, -1], [9, -1, -1, -1]]
     assert other.context.tolist() == [[5, 6, 7], [6, 7, 8]]
     assert other.origin is not None
@@ -137,7 +137,7 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
     model: BlockwiseLM, collected: tuple[LatticeSet, Texts], tmp_path: Path
 ) -> None:
     done: list[int] = []
-    collect_shards(model, data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=done.append)
+    collect_shards(HeadLattices(model), data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=done.append)
     assert sum(done) == 5
     assert [path.name for path in shard_files(tmp_path / "d")] == [
         "shard-00000.npz",
@@ -160,18 +160,18 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
         list(blocks([tmp_path / "d"]))
     (tmp_path / "d" / ".shard-00001.npz.99.tmp").write_bytes(b"killed")
     finished: list[int] = []
-    collect_shards(model, data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=finished.append)
+    collect_shards(HeadLattices(model), data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=finished.append)
     assert finished == [2, 1, 1, 1]  # a finished shard at once, the missing one text by text
     assert lattice_directory(tmp_path / "d").file(0).read_bytes() == before
     for options, prompts in ((replace(OPTIONS, k=3), PROMPTS), (OPTIONS, PROMPTS[:4])):
         with pytest.raises(ValueError, match=r"holds lattices made with (k 4|num_shards 3|texts 5), asked for is"):
-            collect_shards(model, data(prompts), tmp_path / "d", options, shard_texts=2)
+            collect_shards(HeadLattices(model), data(prompts), tmp_path / "d", options, shard_texts=2)
 
 
 @pytest.mark.parametrize("kind", ["shard", "texts"])
 def test_a_damaged_shard_is_not_counted_as_done(model: BlockwiseLM, tmp_path: Path, kind: str) -> None:
     finished: list[int] = []
-    collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+    collect_shards(HeadLattices(model), data(), tmp_path, OPTIONS, shard_texts=2)
     file = lattice_directory(tmp_path).file(1, kind)
     good, cls = file.read_bytes(), LatticeSet if kind == "shard" else Texts
 
@@ -185,15 +185,15 @@ def test_a_damaged_shard_is_not_counted_as_done(model: BlockwiseLM, tmp_path: Pa
         damaged = bytearray(good)
         damaged[position] ^= 1 << int(rng.integers(8))
         file.write_bytes(damaged)
-        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2, on_text=finished.append)
+        collect_shards(HeadLattices(model), data(), tmp_path, OPTIONS, shard_texts=2, on_text=finished.append)
         assert file.read_bytes() == good or arrays() == wanted  # dates and the like may change without harm
     assert finished.count(1) > 60  # two texts for each shard made anew
     for cut in (0, 100, len(good) - 1):
         file.write_bytes(good[:cut])
-        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+        collect_shards(HeadLattices(model), data(), tmp_path, OPTIONS, shard_texts=2)
         assert file.read_bytes() == good
     file.unlink()
-    collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+    collect_shards(HeadLattices(model), data(), tmp_path, OPTIONS, shard_texts=2)
     assert file.read_bytes() == good
 
 
@@ -202,7 +202,7 @@ def test_foreign_directories_are_refused_by_name(model: BlockwiseLM, tmp_path: P
         list(blocks([tmp_path]))
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match="expected a directory that is new, empty or filled by this command before"):
-        collect_shards(model, data(), tmp_path, OPTIONS)
+        collect_shards(HeadLattices(model), data(), tmp_path, OPTIONS)
     with pytest.raises(ValueError, match="lattice files do not name the prompts"):
         list(texts_of([tmp_path]))
     (tmp_path / SETTINGS).write_text(json.dumps({"num_shards": -1}))
@@ -232,7 +232,7 @@ def test_damaged_texts_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_texts_that_yield_no_lattice_are_left_out() -> None:
     model = tiny_model(seed=3, eos_token_id=4)
-    ended, texts = collect(model, Texts.of_rows([[1, 2]], [2]), replace(OPTIONS, teacher_force=True))
+    ended, texts = collect(HeadLattices(model), Texts.of_rows([[1, 2]], [2]), replace(OPTIONS, teacher_force=True))
     assert (len(ended), len(texts)) == (0, 0)
     assert ended.tokens.shape == (0, 4, 4)
 
@@ -266,7 +266,7 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
     """Walked through, they make the calls of a decode; given its own text, they are the same."""
     tried = (translator(family, seed) for seed in range(20))
     model = next(model for model in tried if min(map(len, targets_of(model))) > 1)  # shorter ones have no lattice
-    lattices, texts = collect(model, data(SOURCES), OPTIONS, batch_size=2)
+    lattices, texts = collect(HeadLattices(model), data(SOURCES), OPTIONS, batch_size=2)
     assert [(text[:length], text[length:]) for text, length in texts.items()] == list(
         zip(SOURCES, targets_of(model), strict=True)
     )
@@ -298,10 +298,10 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
         for source in SOURCES
     ]
     answered = Texts.of_rows(written, [len(source) for source in SOURCES])
-    forced, _ = collect(model, answered, replace(OPTIONS, teacher_force=True))
+    forced, _ = collect(HeadLattices(model), answered, replace(OPTIONS, teacher_force=True))
     for name in ("tokens", "continuation", "context"):
         np.testing.assert_array_equal(getattr(forced, name), getattr(lattices, name))
-    collect_shards(model, data(SOURCES), tmp_path / "d", OPTIONS, shard_texts=2)
+    collect_shards(HeadLattices(model), data(SOURCES), tmp_path / "d", OPTIONS, shard_texts=2)
     np.testing.assert_array_equal(LatticeSet.joined(list(blocks([tmp_path / "d"]))).tokens, lattices.tokens)
 
 
@@ -309,7 +309,7 @@ def test_a_source_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"expected sources of at most 96 tokens \(the model's positions\), got one of 97"
     ):
-        collect(translator("marian", 1), data([[8] * 97]), OPTIONS)
+        collect(HeadLattices(translator("marian", 1)), data([[8] * 97]), OPTIONS)
 
 
 @pytest.mark.parametrize("block", [3, 100])
@@ -319,8 +319,8 @@ def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int)
     prompts = np.random.default_rng(3).integers(0, 23, (3, 5)).tolist()
     data = Texts.of_rows(prompts, [5] * 3)
     options = CollectOptions(k=2, max_new_tokens=9, context_length=4)
-    full, texts = collect(model, data, options)
-    single, _ = collect(model, data, replace(options, prompt_context=False))
+    full, texts = collect(HeadLattices(model), data, options)
+    single, _ = collect(HeadLattices(model), data, replace(options, prompt_context=False))
     assert full.sequence is not None
     for text, number in zip(texts.items(), range(3), strict=True):
         answer = text[0][text[1] :]
