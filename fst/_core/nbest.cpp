@@ -232,13 +232,13 @@ void NbestSearch::collect() {
     const auto score = [&](std::size_t i) { return prefixes_[complete_[i]].score; };
     std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
         if (score(a) != score(b)) return score(a) > score(b);
-        const auto path = [&](std::size_t i) { return unsorted_.begin() + i * slots; };
+        const auto path = [&](std::size_t i) { return unsorted_.data() + i * slots; };
         return std::lexicographical_compare(path(a), path(a + 1), path(b), path(b + 1));
     });
     result_.tokens.clear();
     result_.scores.clear();
     for (const std::size_t i : order_) {
-        const auto path = unsorted_.begin() + i * slots;
+        const std::int32_t* const path = unsorted_.data() + i * slots;
         result_.tokens.insert(result_.tokens.end(), path, path + slots);
         result_.scores.push_back(score(i));
     }

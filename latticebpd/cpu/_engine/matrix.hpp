@@ -89,7 +89,8 @@ class Matrix {
                 total += scale * scale * squares;
             }
             // Sums over so many groups round by less than this part of the product of the norms.
-            const double rounding = static_cast<double>(inputs / kGroup + 8) * 0x1p-22;
+            const std::size_t sums = inputs / kGroup + 8;
+            const double rounding = static_cast<double>(sums) * 0x1p-22;
             errors[output] = static_cast<float>(std::sqrt(lower) + rounding * std::sqrt(total));
         });
         return rounded;
