@@ -198,7 +198,8 @@ class Loaded:
         except (ValueError, TypeError) as error:
             got = f"{type(text).__name__} ({error})"
             raise ValueError(f"expected a text, a list of texts, or token ids [n] or [rows, n], got {got}") from error
-        fits = ids.dtype.kind in "iu" and ids.ndim in (1, 2) and ids.size
+        expect(ids.size, "a prompt of at least one token", "none")
+        fits = ids.dtype.kind in "iu" and ids.ndim in (1, 2)
         expect(fits, "a text, a list of texts, or token ids [n] or [rows, n]", f"{ids.dtype} of shape {ids.shape}")
         ids = ids[None] if ids.ndim == 1 else ids
         return ids, np.ones_like(ids, bool)

@@ -92,7 +92,8 @@ class ShardDirectory:
                 self._refuse(others)
                 self.record(wanted)
         used = self.settings()
-        for name in sorted({*used, *wanted}):
+        # Hashes come last: other settings say more.
+        for name in sorted({*used, *wanted}, key=lambda name: ("sha256:" in str(wanted.get(name)), name)):
             if used.get(name) != wanted.get(name):
                 values = f"{name} {used.get(name)}, asked for is {wanted.get(name)}"
                 raise ValueError(f"{self.path}: holds {self.holds} made with {values}; choose another directory")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from latticebpd import SausageLattice, TreeDrafter, VanillaDrafter, generate
-from latticebpd.drafters import lattices_from_logits
+from latticebpd.drafters import HeadLattices, lattices_from_logits
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
@@ -121,7 +121,7 @@ def test_text_is_the_models_own_and_only_tokens_of_the_shortlist_are_drafted() -
         drafted = {token for step in out.trace for token in step.tree.tokens.tolist()}
         assert drafted
         assert drafted <= set(SHORTLIST.tolist())
-    lattices, _ = collect(some, Texts.of_rows([[3, 1, 4]], [3]), CollectOptions(k=3, max_new_tokens=12))
+    lattices, _ = collect(HeadLattices(some), Texts.of_rows([[3, 1, 4]], [3]), CollectOptions(k=3, max_new_tokens=12))
     assert set(lattices.tokens.flatten().tolist()) <= set(SHORTLIST.tolist())
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from fst.files import write_text
 from latticebpd import BlockwiseLM, TreeDrafter, generate
+from latticebpd.drafters import HeadLattices
 from latticebpd.jacobi import RandomTokens
 from latticebpd.jacobi.analysis import analyse, corpus_statistics
 from latticebpd.lattices.texts import Texts
@@ -37,9 +38,8 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of every kind."""
     directory = tmp_path_factory.mktemp("pages")
     prompts = np.random.default_rng(0).integers(0, 23, (8, 4)).tolist()
-    collect_shards(
-        model, Texts.of_rows(prompts, [4] * 8), directory / "d", CollectOptions(k=4, max_new_tokens=16), shard_texts=3
-    )
+    data, options = Texts.of_rows(prompts, [4] * 8), CollectOptions(k=4, max_new_tokens=16)
+    collect_shards(HeadLattices(model), data, directory / "d", options, shard_texts=3)
     measured = measure(
         [DataSet("tiny", (directory / "d",))],
         {"3-gram": as_scorer(trigram())},

@@ -130,7 +130,7 @@ def test_the_text_shown_is_greedy_and_repeats_itself_least(loaded: Loaded) -> No
     prompt, settings = shown_decode(loaded, TOY)
     drafted = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
     greedy = show(loaded, prompt, settings, None, "greedy")
-    assert torch.equal(drafted.sequences, greedy.sequences)
+    assert drafted.tokens.tolist() == greedy.tokens.tolist()
     tokens: Any = drafted.sequences[0].tolist()
     assert loaded.tokenizer.decode(tokens).startswith(
         f"{prompt.text} `Get-Object` cmdlet.\n\n```yaml\nType: System.String\n"

@@ -17,6 +17,7 @@ import pytest
 
 import fst
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
@@ -42,9 +43,8 @@ OPTIONS = Options(tuning_examples=2)
 def lattices(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = np.random.default_rng(0).integers(0, 23, (8, 4)).tolist()
     directory = tmp_path_factory.mktemp("report") / "d"
-    collect_shards(
-        model, Texts.of_rows(prompts, [4] * 8), directory, CollectOptions(k=4, max_new_tokens=16), shard_texts=3
-    )
+    data, options = Texts.of_rows(prompts, [4] * 8), CollectOptions(k=4, max_new_tokens=16)
+    collect_shards(HeadLattices(model), data, directory, options, shard_texts=3)
     return directory
 
 
