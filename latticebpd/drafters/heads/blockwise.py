@@ -36,12 +36,15 @@ from latticebpd.drafters.heads.head_files import (
     HEADS_WEIGHTS,
     SCALE,
     HeadSettings,
+    has_heads,
     read_settings,
     unreadable,
     unrounded,
 )
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import load_base, stored_fingerprint
 from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 
@@ -238,6 +241,15 @@ class BlockwiseLM(nn.Module):
         settings.check_base(directory, model.vocab_size, str(base.config.model_type))
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         return model.eval()
+
+
+def load_blockwise(name: Name) -> BlockwiseLM:
+    """A model with heads by its name, ready for inference; ValueError for one without."""
+    path = Path(resolved(name))
+    if not has_heads(path):
+        remedy = "see `latticebpd train heads`"
+        raise ValueError(f"{os.fspath(name)}: expected a model with heads, got one without; {remedy}")
+    return BlockwiseLM.from_pretrained(path)
 
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
