@@ -139,7 +139,7 @@ def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
     """The drafter of a run."""
     size = f"--block-size {arguments.block_size} --steps {arguments.updates} --batch-tokens {arguments.batch_tokens}"
     directory, changes = arguments.work / folder(name), " ".join(RUNS[name].values())
-    return trained(directory, "drafter", *written(arguments.work), "--model", verifier, size, changes)
+    return trained(directory, "masks", *written(arguments.work), "--model", verifier, size, changes)
 
 
 def folder(name: str) -> str:

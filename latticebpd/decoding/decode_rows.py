@@ -1,7 +1,8 @@
 """The rows of a decode: prompts without their padding, and the texts that grow from them.
 
 Padding never reaches the model: each row is its own tokens, on whichever side it was padded. Only
-``SequenceState.commit`` adds tokens. A text ends with an end-of-text token, by a stopping criterion (stop strings are one), or at its length limit;
+``SequenceState.commit`` adds tokens. A text ends with an end-of-text token, by a stopping criterion (stop strings are
+one), or at its length limit;
 tokens are committed one by one, so nothing after the end is ever part of the text or of a count.
 """
 

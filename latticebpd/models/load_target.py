@@ -6,6 +6,7 @@ list``); or a Hub id. `load_target` decides, once, whether the CPU engine or PyT
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Name: TypeAlias = "str | os.PathLike[str]"
+BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
+"""Fields of a generation config that ask for beam search -> their neutral values."""
 
 
 def load_target(
@@ -58,17 +61,22 @@ def load_target(
     by_engine = weights != TORCH and plain and on_engine
     if by_engine and weights in (None, GGUF) and (compiled := _compiled(Path(path))) is not None:
         if ignore_beams:
-            from latticebpd.decoding.generation_config import BEAMS
-
             for field in BEAMS:
                 compiled.generation.pop(field, None)
         return compiled
     model = load_stock(name, dtype)
     if ignore_beams:
-        from latticebpd.decoding.generation_config import ignore_beams as without_beams
-
-        without_beams(model)
+        search_no_beams(model)
     return _on_engine(model, Path(path), weights, default) if by_engine else _on_pytorch(model, device)
+
+
+def search_no_beams(model: PreTrainedModel) -> None:
+    """Replace a model's generation config by a copy without beam search."""
+    config: Any = copy.deepcopy(model.generation_config)
+    model.generation_config = config
+    for name, neutral in BEAMS.items():
+        if getattr(config, name, None) is not None:
+            setattr(config, name, neutral)
 
 
 def _compiled(path: Path) -> EngineModel | None:
