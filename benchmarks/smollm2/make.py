@@ -181,7 +181,7 @@ def train_heads(texts: Sequence[Path], held: Path, more: str, output: Path) -> P
 def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
     lattices, half = work / "lattices", len(Texts.load(held)) // 2
-    sizes = "--teacher-force --max-new-tokens 256 --context 1024 -k 32 --shard-size 40 -o"
+    sizes = "--weights torch --teacher-force --max-new-tokens 256 --context 1024 -k 32 --shard-size 40 -o"
     latticebpd("lattices --prompts", held, "--model", trained, sizes, lattices)  # refuses other heads' lattices
     systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "32-tree", "64-tree"))
     latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")

@@ -185,7 +185,8 @@ def counts_of(work: Path, data: Path, heads: int | str, task: Task) -> dict[str,
     lattices = {part: model / f"{part}.npz" for part in ("tuning", "test")}
     sizes = f"-k {kim.K} --context {kim.CONTEXT} --max-prompt-tokens {kim.CONTEXT} --max-new-tokens {kim.NEW_TOKENS} -o"
     for path in lattices.values():
-        stage(path, partial(latticebpd, "lattices --model", model, "--prompts", texts / path.name, sizes, path))
+        asked = ("--prompts", texts / path.name)
+        stage(path, partial(latticebpd, "lattices --weights torch --model", model, *asked, sizes, path))
     tuned = kim.tuned_models([lattices["tuning"]], ngram_models(work, data, task), dict.fromkeys(("g4", "d4"), SYSTEMS))
     test = LatticeSet.load(lattices["test"])
     calls, entropies = kim.compared(task.name, test, tuned, COLUMNS)[0], kim.entropies(task.name, test)[0]
