@@ -26,14 +26,13 @@ from rich.progress import Progress
 
 import fst
 from benchmarks.common import err, options, read_csv, run, set_up, signature, table, with_interval, write_csv
+from latticebpd import Loaded, drafter_named, load
 from latticebpd import jacobi as algorithms
-from latticebpd import load
 from latticebpd.cli.jacobi_inputs import read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.drafters import PathsDrafter
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, parallel, stock
 from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.models.weight_kinds import TORCH
 
 BEAM = "beam 5"
 ESTIMATE = algorithms.LengthRatio(1.5, 5.0)
@@ -64,8 +63,11 @@ def hybrid(model: Any, new: int, size: int, initial: Any = None) -> System:
     return system(algorithms.hybrid_jacobi, model, new, lambda _: (size, initial))
 
 
-def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_tokens: int) -> dict[str, System]:
-    """All systems by name; greedy decoding comes first and gives the lengths."""
+def systems(model: Any, heads: Loaded | None, lm: Path | None, max_new_tokens: int) -> dict[str, System]:
+    """All systems by name; greedy decoding comes first and gives the lengths.
+
+    heads: the same model with heads.
+    """
     pj, pgj, hgj = (partial(make, model, max_new_tokens) for make in (whole, blocks, hybrid))
     chosen = {
         GREEDY: stock(model, max_new_tokens),
@@ -81,12 +83,15 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
     }
     if lm is not None:
         chosen["HGJ, b = 3, n-gram"] = hgj(3, algorithms.NgramContinuation(fst.NgramModel.load(lm)))
-    for name, path in (("0-gram", None), ("n-gram", lm)) if heads is not None else ():
+    if heads is None:
+        return chosen
+    lattices = heads.lattice_source()
+    for name, path in (("0-gram", None), ("n-gram", lm)):
         if name == "0-gram" or path is not None:
-            initial = algorithms.DraftedInitial(PathsDrafter(heads, path, p=1))
-            for size in (3, heads.num_heads):
-                chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(heads, max_new_tokens, size, initial)
-            chosen[f"PJ, lattice, {name}"] = whole(heads, max_new_tokens, initial)
+            initial = algorithms.DraftedInitial(drafter_named("1-best", lattices, path))
+            for size in (3, lattices.num_slots + 1):
+                chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(heads.target, max_new_tokens, size, initial)
+            chosen[f"PJ, lattice, {name}"] = whole(heads.target, max_new_tokens, initial)
     return chosen
 
 
@@ -182,11 +187,9 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> None:
     """Decode what is not decoded yet."""
     set_up()
-    loaded = load(args.model)
-    base, tokenizer = TransformersModel.of(loaded.model), loaded.tokenizer
-    heads: Any = load(args.heads).model if args.heads is not None else None
-    if heads is not None and not isinstance(heads, BlockwiseLM):
-        raise ValueError(f"{args.heads}: expected a model with heads, got one without")
+    loaded = load(args.model, weights=TORCH)
+    base, tokenizer = TransformersModel.of(loaded.target), loaded.tokenizer
+    heads = load(args.heads, weights=TORCH) if args.heads is not None else None
     chosen = systems(base, heads, args.lm, args.max_new_tokens)
     results = Results(args.output, [*chosen], args.texts.stem)
     texts, _ = read_texts(args.texts, args.source, None, None, args.limit)

@@ -16,17 +16,19 @@ from typing import Any
 import torch
 
 from benchmarks.common import grouped, options, recorded, set_up, signature, table
-from latticebpd import BlockwiseLM, Loaded, NoDrafter, TreeDrafter, check_lossless, generate, load
-from latticebpd.drafters.bundled import MODEL, load_prompts
+from latticebpd import Loaded, NoDrafter, check_lossless, generate, load
+from latticebpd.drafters.bundled import load_prompts
+from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.models.weight_kinds import TORCH
 
 NEW_TOKENS, NODES = 128, 16
 HEAD = ("precision", "decoded by", "rows that diverge", "tokens compared", "greatest logit margin")
 
 
-def decodes(model: BlockwiseLM, bundle: Loaded) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def decodes(loaded: Loaded) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Ways to decode a prompt ``[1, n]`` greedily, by name."""
-    base: Any = model.base
-    tree = TreeDrafter(model, bundle.lm, num_nodes=NODES)
+    model, tree = loaded.target, loaded.drafter(f"{NODES}-tree")
+    base = TransformersModel.of(model).model
     return {
         "`generate()`": lambda ids: base.generate(ids, do_sample=False, max_new_tokens=NEW_TOKENS),
         "`generate` of this library, no drafts": lambda ids: (
@@ -40,13 +42,13 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every precision, way to decode and prompt; no margin where no token diverges."""
     set_up()
     signature(nodes=NODES)
-    bundle, rows = load(), list[dict[str, Any]]()
-    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: args.prompts]]
+    rows = list[dict[str, Any]]()
     for precision in ("float32", "bfloat16", "float16"):
-        model = BlockwiseLM.from_pretrained(MODEL, getattr(torch, precision))
-        for name, decode in decodes(model, bundle).items():
+        loaded = load(dtype=precision, weights=TORCH)
+        prompts = [loaded.encode(prompt.text) for prompt in load_prompts()[: args.prompts]]
+        for name, decode in decodes(loaded).items():
             for number, ids in enumerate(prompts):
-                report = check_lossless(model, decode(torch.tensor([ids])), len(ids))
+                report = check_lossless(loaded.target, decode(torch.tensor([ids])), len(ids))
                 margin = max((each.margin for each in report.divergences), default=None)
                 assert margin is None or precision != "float32", f"float32 text of {name} diverges"
                 values = (precision, name, number, report.tokens, margin)

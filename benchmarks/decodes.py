@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Interval, interval, pooled, slug, spread, stored, table, with_ends
 from fst.files import replacing
-from latticebpd import BlockwiseLM, Exact, generate
+from latticebpd import Drafter, Exact, Loaded, generate
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.lattices.texts import padded
+from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.report.theme import MARKERS, SERIES, png
 
 RESULTS = Path(__file__).parent / "study" / "results"
@@ -45,7 +47,7 @@ class Decoded:
 
 
 def decode(
-    model: Any,
+    model: Model,
     sources: Sequence[Sequence[int]],
     system: System,
     max_new: int,
@@ -53,7 +55,7 @@ def decode(
     clock: Callable[[], float] = time.process_time,
 ) -> Decoded:
     """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = TransformersModel.of(model).model
     pad, ends = base.config.pad_token_id, frozenset([base.config.eos_token_id])
     decoded = Decoded()
     for part in (sources[first : first + rows] for first in range(0, len(sources), rows)):
@@ -122,6 +124,12 @@ def measures_of(row: Mapping[str, str]) -> dict[str, float]:
     return with_ends("accepted", accepted_size(tokens, calls)) | with_ends("BLEU", bleu_interval(sums))
 
 
+def vanilla(loaded: Loaded, block: int) -> Callable[[], Drafter]:
+    """Makes drafts of the best token of each of the first heads: blocks of ``block`` tokens, the model's own the
+    first."""
+    return partial(loaded.drafter, "vanilla", k=1, slots=block - 1)
+
+
 @dataclass(frozen=True)
 class Decodes:
     """Decodes of the same sources, each in a JSON file of the folder; what is missing is decoded first."""
@@ -131,7 +139,7 @@ class Decodes:
     max_new: int
 
     def __call__(
-        self, name: str, model: Any, drafter: Callable[[], Any], rule: Any, wanted: list[list[int]] | None = None
+        self, name: str, model: Model, drafter: Callable[[], Any], rule: Any, wanted: list[list[int]] | None = None
     ) -> Decoded:
         """ValueError where exact acceptance writes other texts than those ``wanted``."""
         path = self.folder / f"{slug(name)}.json"
@@ -142,7 +150,7 @@ class Decodes:
 
 
 def in_turns(
-    systems: Mapping[str, tuple[Any, System]],
+    systems: Mapping[str, tuple[Model, System]],
     sources: Sequence[Sequence[int]],
     max_new: int,
     clock: Callable[[], float] = time.process_time,
@@ -159,7 +167,7 @@ def in_turns(
 
 
 def speed_rows(
-    path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int
+    path: Path, systems: Mapping[str, tuple[Model, System]], sources: Sequence[Sequence[int]], max_new: int
 ) -> list[dict[str, Any]]:
     """CPU time a token of every system against the first's, and mean accepted block sizes, for a CSV file.
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,8 @@ from tokenizers import Tokenizer
 from benchmarks import common
 from benchmarks.decodes import RESULTS, STATISTICS, Decoded, System, bleu_of, bleu_statistics, decode, in_turns
 from fst.files import replacing
-from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import Exact, TopBeta
-from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
-from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
+from latticebpd import Exact, TopBeta, load
+from latticebpd.models.weight_kinds import TORCH
 
 PAPER = {
     "anchored": "--no-anchored",
@@ -140,7 +139,7 @@ def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
     """The drafter of a run."""
     size = f"--block-size {arguments.block_size} --steps {arguments.updates} --batch-tokens {arguments.batch_tokens}"
     directory, changes = arguments.work / folder(name), " ".join(RUNS[name].values())
-    return trained(directory, "drafter", *written(arguments.work), "--model", verifier, size, changes)
+    return trained(directory, "masks", *written(arguments.work), "--model", verifier, size, changes)
 
 
 def folder(name: str) -> str:
@@ -168,20 +167,19 @@ def measured(arguments: argparse.Namespace, run: str) -> list[dict[str, Any]]:
     """Of every sentence: what every block size commits in how many calls; of beam search and greedy decoding the text's
     length; milliseconds of the first sentences, systems in turns; where texts differ, what BLEU is made of."""
     work, timed = arguments.work, arguments.timed
-    verifier = load_verifier(work / "verifier")
-    drafter = NonAutoregressiveModel.from_pretrained(work / folder(run))
+    loaded = load(work / "verifier", drafter=work / folder(run), weights=TORCH)
+    verifier, most = loaded.target, loaded.lattice_source().num_slots
     tokenizer = Tokenizer.from_file(str(work / "verifier" / "tokenizer.json"))
-    check_pair(verifier, drafter, vocabulary_fingerprint(tokenizer.get_vocab()))
     sources, references = read(arguments, tokenizer, arguments.test, arguments.limit)
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
 
     def gad(block: int, rule: Any) -> System:
-        return lambda: LatticeDrafter(MaskLattices(drafter, 1, block), Vanilla()), rule
+        return partial(loaded.drafter, "vanilla", k=1, slots=block), rule
 
     def decoded(system: System) -> Decoded:
         return decode(verifier, sources, system, MAX_NEW, ROWS, clock)
 
-    sizes = [size for size in BLOCKS if size <= drafter.block_size] or [drafter.block_size]
+    sizes = [size for size in BLOCKS if size <= most] or [most]
     chosen: dict[str, System] = {GREEDY: {}, **{str(k): gad(k, Exact()) for k in sizes}, BEAM: {"num_beams": 5}}
     decodes = {name: decoded(system) for name, system in chosen.items()}
     check_exact(chosen, decodes)

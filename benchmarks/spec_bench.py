@@ -33,6 +33,7 @@ from fst.files import PathLike, write_text
 from latticebpd import Drafter, Loaded, NoDrafter, generate, load
 from latticebpd.checks import expect
 from latticebpd.measuring.questions import Question, read_questions
+from latticebpd.models.target_model import AnyModel
 from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 from latticebpd.models.weight_kinds import TORCH
 
@@ -45,7 +46,7 @@ HEAD = ("task", "questions", "mean accepted tokens", "tokens/s", "greedy tokens/
 
 
 def forward_func(
-    inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, *, drafter: Drafter, **kwargs: Any
+    inputs: Any, model: AnyModel, tokenizer: Any, max_new_tokens: int, *, drafter: Drafter, **kwargs: Any
 ) -> Result:
     """This library's ``generate`` in Spec-Bench's convention.
 
@@ -58,7 +59,7 @@ def forward_func(
     options: Any = {"max_new_tokens": max_new_tokens, "attention_mask": inputs.attention_mask, **kwargs}
     out = generate(model, inputs.input_ids, drafter, **options)
     lengths = [length for length, calls in enumerate(out.accept_counts.tolist()) for _ in range(calls)]
-    return out.sequences, out.num_tokens, out.num_calls, lengths
+    return torch.as_tensor(out.sequences), out.num_tokens, out.num_calls, lengths
 
 
 def stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--drafter-model", type=Path, help="draft with this model instead of heads")
     parser.add_argument("--system", help="drafting system, as for `latticebpd generate`")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of a turn")
-    parser.add_argument("--weights", help="float32, int8, file or torch, as for `latticebpd generate`")
+    parser.add_argument("--weights", help="float32, int8, gguf or torch, as for `latticebpd generate`")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path, help="file of the answers with drafts (JSONL)")
     args = parser.parse_args()

@@ -119,7 +119,7 @@ def fit(lm: Path, model: Path, tokenizer: Tokenizer, passages: list[bundled.Prom
     rows = [encoded.ids for encoded in tokenizer.encode_batch([passage.text for passage in passages])]
     prompts, lattices, examples = work / "passages.npz", work / "lattices", f"--examples {len(rows)} --write"
     stage(prompts, lambda: Texts.of_rows(rows, [*map(len, rows)]).save(prompts))
-    sizes = f"-k {ARCS} --max-new-tokens {NEW_TOKENS} --context {max(map(len, rows)) + NEW_TOKENS} -o"
+    sizes = f"--weights torch -k {ARCS} --max-new-tokens {NEW_TOKENS} --context {max(map(len, rows)) + NEW_TOKENS} -o"
     latticebpd("lattices --prompts", prompts, "--model", model, sizes, lattices)
     latticebpd("tune", lattices, "--lm", lm, " ".join(f"-s {system}" for system in TUNED), examples)
     latticebpd("calibrate", lattices, "--lm", lm, examples)

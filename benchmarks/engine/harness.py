@@ -22,13 +22,15 @@ from lm_eval.tasks import TaskManager
 
 from benchmarks import common
 from latticebpd import custom_generate, load
-from latticebpd.models.weight_kinds import FILE, FLOAT32, TORCH
+from latticebpd.models.load_target import load_stock, load_tokenizer
+from latticebpd.models.weight_kinds import FLOAT32, GGUF, TORCH
 
+MODEL = "smollm2-135m"
 SYSTEMS = {
     "transformers": (TORCH, None), "float32, greedy": (FLOAT32, "greedy"),
-    "float32, tree of 8": (FLOAT32, "8-calibrated"), "file, greedy": (FILE, "greedy"), "file, default": (FILE, ""),
+    "float32, tree of 8": (FLOAT32, "8-calibrated"), "file, greedy": (GGUF, "greedy"), "file, default": (GGUF, ""),
 }  # fmt: skip
-"""Weights, and the system that drafts; "": the default."""
+"""Weights, "file" for those of the GGUF file, and the system that drafts; "": the default."""
 NUMBER = {"function": "regex", "regex_pattern": "(-?[0-9][0-9.,]*[0-9]|[0-9])", "group_select": -1}
 FILTERS = [{"name": "number", "filter": [NUMBER, {"function": "take_first"}]}]
 TASKS: dict[str, dict[str, Any]] = {
@@ -64,10 +66,12 @@ class TimedModel(HFLM):  # type: ignore[misc]
 def measured(tasks: list[dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each batch of each system, with the scores of all batches."""
     rows, stock = list[dict[str, Any]](), list[Any]()
+    base, tokenizer = load_stock(MODEL), load_tokenizer(MODEL)
     for name, (weights, system) in SYSTEMS.items():
-        loaded = load("smollm2-135m", weights=weights)
-        model = TimedModel(loaded.base, tokenizer=loaded.tokenizer, batch_size=args.batch)
-        drafts = None if system is None else {"custom_generate": custom_generate(loaded.drafter(system or None))}
+        model, drafts = TimedModel(base, tokenizer=tokenizer, batch_size=args.batch), None
+        if system is not None:
+            loaded = load(MODEL, weights=weights)
+            drafts = {"custom_generate": custom_generate(loaded.drafter(system or None), target=loaded.target)}
         settings: dict[str, Any] = {"limit": args.count, "apply_chat_template": True, "bootstrap_iters": 0}
         manager = TaskManager(include_defaults=False)
         scores = lm_eval.simple_evaluate(model, tasks=tasks, gen_kwargs=drafts, task_manager=manager, **settings)

@@ -144,12 +144,7 @@ class CpuEngine:
 
     @cached_property
     def engine(self) -> Any:
-        from latticebpd.models.engine.engine_target import engine_target
-
-        from latticebpd.models.engine.engine_copy import engine_of
-
-        engine = None if self.model.endswith(".gguf") else engine_of(self.loaded.base)
-        return (engine_target(Path(self.model)) if engine is None else engine).transformer
+        return self.loaded.target.transformer
 
     @cached_property
     def cache(self) -> Any:

@@ -310,7 +310,7 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
     systems: dict[tuple[str, str], tuple[Loaded, Callable[[], Any]]] = {}
     for name in LATTICES:
         own = None if name in (HEADS, TIED) else drafter(work, name)
-        loaded = load(home, calibrated(work, name, lm), drafter=own, weights="file", bigram=name != HEADS)
+        loaded = load(home, calibrated(work, name, lm), drafter=own, weights="gguf", bigram=name != HEADS)
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:
             systems[name, system] = (loaded, partial(loaded.drafter, system))

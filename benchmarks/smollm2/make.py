@@ -26,10 +26,10 @@ from benchmarks.common import latticebpd, options, read_lines, stage
 from benchmarks.smollm2.prompts import prompts, save_prompts
 from fst.files import replacing
 from latticebpd import load
+from latticebpd.drafters.heads.blockwise import load_blockwise
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.load_target import load_blockwise
 
 HERE = Path(__file__).parent
 
@@ -89,7 +89,7 @@ def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tup
 
 def chat_template() -> ChatTemplate:
     loaded = load(MODEL)
-    return ChatTemplate(loaded.tokenizer, loaded.base)
+    return ChatTemplate(loaded.tokenizer, loaded.target)
 
 
 def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
@@ -169,7 +169,7 @@ def heads(work: Path, train: Path, held: Path, steps: int, count: int | None = N
         runs = [(Path(MODEL), f"{new} --steps {steps} {ON_GPU}", marginal), (marginal, f"{tied} {ON_GPU}", trained)]
     for model, more, output in runs:
         latticebpd("train heads", train, "--model", model, f"{more} --validation", held, "-o", output)
-    load_blockwise(str(trained)).save_heads(work / "package", torch.int8)
+    load_blockwise(trained).save_heads(work / "package", torch.int8)
     return trained
 
 
@@ -181,7 +181,7 @@ def train_heads(texts: Sequence[Path], held: Path, more: str, output: Path) -> P
 def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
     lattices, half = work / "lattices", len(Texts.load(held)) // 2
-    sizes = "--teacher-force --max-new-tokens 256 --context 1024 -k 32 --shard-size 40 -o"
+    sizes = "--weights torch --teacher-force --max-new-tokens 256 --context 1024 -k 32 --shard-size 40 -o"
     latticebpd("lattices --prompts", held, "--model", trained, sizes, lattices)  # refuses other heads' lattices
     systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "32-tree", "64-tree"))
     latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")

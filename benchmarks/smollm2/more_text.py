@@ -38,7 +38,7 @@ COUNT = 48_000
 MAX_TOKENS = 300
 """Of a prompt with the chat template."""
 WRITING = {
-    "cpu": "--weights file --shard-prompts 64 --batch-size 32",
+    "cpu": "--weights gguf --shard-prompts 64 --batch-size 32",
     "cuda": "--device cuda --base-dtype bfloat16 --shard-prompts 6144 --batch-size 1536",
 }
 """By device."""

@@ -1,8 +1,9 @@
 """What each part of a calibrated draft tree adds: systems replayed over answers that nothing was fitted to.
 
-    latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --teacher-force --max-new-tokens 256 \\
-        --context 1024 -k 32 -o HELD
-    latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 32 -o ASKED
+    latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --weights torch --teacher-force \\
+        --max-new-tokens 256 --context 1024 -k 32 -o HELD
+    latticebpd lattices --prompts question.jsonl --model WORK/heads --weights torch --max-new-tokens 128 \\
+        --context 2048 -k 32 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
     python -m benchmarks.smollm2.trees --fit HELD --lm WORK/lm.fst --constants         # of copies + tree
     python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv

@@ -34,6 +34,7 @@ from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import HELD, TASKS, Task, chosen, held, own_prompts
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockwiseLM, LatticeSet, NeuralRescorer, load
+from latticebpd.drafters.heads.blockwise import load_blockwise
 from latticebpd.drafters.text_states import entropy
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
@@ -47,6 +48,8 @@ from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
 from latticebpd.models.load_target import load_tokenizer
+from latticebpd.models.target_model import TargetModel
+from latticebpd.models.weight_kinds import TORCH
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -368,7 +371,7 @@ def coverage(task: str, test: Part, heads: BlockwiseLM) -> list[Row]:
     return rows
 
 
-def qualities(work: Path, task: Task, test: Part, base: Any) -> list[Row]:
+def qualities(work: Path, task: Task, test: Part, target: TargetModel) -> list[Row]:
     """Quality of the texts: of passages the perplexity of their own continuation, in nats; else percentages."""
     about = read_json(work / "prompts.json")[task.name]["texts"]
     asked, first = Texts.load(work / "prompts.npz"), list(TASKS).index(task.name) * (TUNING + TEST)
@@ -382,7 +385,7 @@ def qualities(work: Path, task: Task, test: Part, base: Any) -> list[Row]:
         answers, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
         if task.kind == "continue":
             count = len(text) - length
-            nats = math.log(perplexity(base, [(text, length)])) * count
+            nats = math.log(perplexity(target, [(text, length)])) * count
             row |= {"measure": "nats", "value": f"{nats:.3f}", "of": count, "f1": ""}
         elif task.kind == "answer":
             exact, share = exact_match(answers, references), f1(answers, references)
@@ -426,8 +429,8 @@ def count_task(work: Path, data: Path, task: Task, shards: Path) -> dict[str, li
         "oracle": oracles(task.name, test.lattices),
         "entropy": means,
         "entropy-bins": bins,
-        "coverage": coverage(task.name, test, load(MODEL).model),
-        "quality": qualities(work, task, test, load(MODEL).base),
+        "coverage": coverage(task.name, test, load_blockwise(MODEL)),
+        "quality": qualities(work, task, test, load(MODEL, weights=TORCH).target),
         "weights": weights(task.name, tuned),
         "ngrams": ngram_rows(task.name, models, test),
     }

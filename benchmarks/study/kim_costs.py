@@ -38,9 +38,13 @@ import numpy as np
 from torch.nn import Parameter
 
 from benchmarks.common import options, read_json, run, set_up, table
-from latticebpd import BlockwiseLM, load
+from latticebpd import BlockwiseLM
 from latticebpd.checks import expect
+from latticebpd.drafters.heads.blockwise import load_blockwise
+from latticebpd.drafters.heads.head_files import has_heads
 from latticebpd.lattices.values import first_number
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import Model, TransformersModel
 
 MODES = ("paper", "corrected")
@@ -237,7 +241,8 @@ def main() -> None:
         print_costs("The same systems, corrected account", hardware_cost())
         return
     set_up()
-    shape = ModelShape.of(load(args.model).model, args.source)
+    read = load_blockwise if has_heads(resolved(args.model)) else load_stock
+    shape = ModelShape.of(read(args.model), args.source)
     systems = read_json(args.compared)["systems"]
     measured = [Decoding(each["system"], each["block_efficiency"], each["verified_tokens"]) for each in systems]
     cost = hardware_cost(shape, [Decoding("autoregressive", 1.0, 0), *measured])

@@ -30,10 +30,10 @@ from benchmarks.smollm2.make import END, LATER, MODEL
 from benchmarks.study import kim, kim_tables, kim_tasks
 from benchmarks.study.kim_tasks import Task
 from latticebpd import BlockwiseLM, LatticeSet
+from latticebpd.drafters.heads.blockwise import load_blockwise
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.load_target import load_blockwise
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
 from lm_training.data.distill import load_distilled
 
@@ -54,7 +54,7 @@ WEIGHT = "0.1"
 """Of each head's loss. With 1, the paper's, 40 updates leave DialogSum's summaries as runs of the speakers' names."""
 PROMPTS, HELD_OUT, OTHER_PARTS = 1200, 64, range(max(kim_tasks.HELD) + 1, 25)
 """Of own heads: prompts of a task, at most, and those of them that are held out; parts of documents with no others."""
-WRITING = f"--model {MODEL} --max-new-tokens {kim.NEW_TOKENS} --weights file --shard-prompts 256 --batch-size 32 -o"
+WRITING = f"--model {MODEL} --max-new-tokens {kim.NEW_TOKENS} --weights gguf --shard-prompts 256 --batch-size 32 -o"
 STATES = "--layers 26 --shard-texts 64 --batch-tokens 2048"
 LEARNING = (
     f"--warm-start --head-weights 1,{LATER} --learning-rate 3e-4 --steps 120 --batch-size 40 --labels model "
@@ -185,7 +185,8 @@ def counts_of(work: Path, data: Path, heads: int | str, task: Task) -> dict[str,
     lattices = {part: model / f"{part}.npz" for part in ("tuning", "test")}
     sizes = f"-k {kim.K} --context {kim.CONTEXT} --max-prompt-tokens {kim.CONTEXT} --max-new-tokens {kim.NEW_TOKENS} -o"
     for path in lattices.values():
-        stage(path, partial(latticebpd, "lattices --model", model, "--prompts", texts / path.name, sizes, path))
+        asked = ("--prompts", texts / path.name)
+        stage(path, partial(latticebpd, "lattices --weights torch --model", model, *asked, sizes, path))
     tuned = kim.tuned_models([lattices["tuning"]], ngram_models(work, data, task), dict.fromkeys(("g4", "d4"), SYSTEMS))
     test = LatticeSet.load(lattices["test"])
     calls, entropies = kim.compared(task.name, test, tuned, COLUMNS)[0], kim.entropies(task.name, test)[0]

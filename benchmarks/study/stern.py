@@ -31,10 +31,10 @@ from tokenizers import Tokenizer
 
 from benchmarks import common, decodes
 from benchmarks.gad_recipe import cut, read, taught, teacher_of, translator_options
-from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
-from latticebpd.drafters import HeadLattices
-from latticebpd.drafters.heads.blockwise import new_heads
+from latticebpd import BlockwiseLM, Drafter, Exact, Loaded, MinimumBlock, NoDrafter, TopK, drafter_named, load
+from latticebpd.drafters.heads.blockwise import load_blockwise, new_heads
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.weight_kinds import TORCH
 from latticebpd.report.theme import SERIES, STYLE
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import calibrated_scorer
@@ -91,22 +91,19 @@ class Study:
         pairs = (islice(read_pairs([path], args.source, args.target), limit) for path, limit in files)
         return [encode_pairs(each, self.tokenizer) for each in pairs]
 
-    def heads(self, setting: str, k: int) -> Path:
-        """The directory of a setting's heads."""
-        return self.work / (f"heads-{common.slug(setting)}-{k}" if setting in STARTS else f"heads-{setting}")
-
-    def model(self, setting: str, k: int, rate: float = BASE_RATE, updates: int | None = None) -> BlockwiseLM:
-        """The heads of a setting, made if they are missing; frozen ones in one run for all k.
+    def heads(self, setting: str, k: int, rate: float = BASE_RATE, updates: int | None = None) -> Path:
+        """The directory of a setting's model with heads, made if they are missing; frozen ones in one run for all k.
 
         rate, updates: of a fine-tuned base model, where they are not those of the table.
         """
-        frozen, args, directory = setting not in STARTS, self.arguments, self.heads(setting, k)
+        frozen, args = setting not in STARTS, self.arguments
+        directory = self.work / (f"heads-{setting}" if frozen else f"heads-{common.slug(setting)}-{k}")
         if not frozen and (rate, updates or args.tuning_updates) != (BASE_RATE, args.tuning_updates):
             directory = directory.with_name(f"{directory.name}-{rate:g}-{updates or args.tuning_updates}")
 
         def make() -> None:
             base = load_translator(BASES[setting](args))
-            start = None if frozen else self.model(STARTS[setting], k).heads
+            start = None if frozen else load_blockwise(self.heads(STARTS[setting], k)).heads
             torch.manual_seed(0)
             if start is None:
                 heads, steps = new_heads(base, "feed-forward", max(args.k), args.width), args.head_updates
@@ -119,7 +116,11 @@ class Study:
             train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, HeadTraining(steps=steps, **chosen))
 
         common.stage(directory / "heads.json", make)
-        return BlockwiseLM.from_pretrained(directory)
+        return directory
+
+    def model(self, setting: str, k: int, rate: float = BASE_RATE, updates: int | None = None) -> Loaded:
+        """The model with heads of a setting; arguments as for `heads`."""
+        return load(self.heads(setting, k, rate, updates), weights=TORCH)
 
     def ngram(self) -> Path:
         """A Katz 4-gram of the distilled text, made if it is missing."""
@@ -132,12 +133,12 @@ class Study:
         lm, lattices = directory / "written.fst", directory / "lattices"
 
         def make() -> None:
-            self.model(setting, k)
+            heads = self.heads(setting, k)
             directory.mkdir(exist_ok=True)
             shutil.copyfile(self.ngram(), lm)
             prompts = ("--prompts", self.work / "written-val-sources.npz", f"--limit {count}")
             sizes = f"--context {MAX_NEW + 8} --max-new-tokens {MAX_NEW} -o"
-            common.latticebpd("lattices", *prompts, "--model", self.heads(setting, k), sizes, lattices)
+            common.latticebpd("lattices", *prompts, "--model", heads, sizes, lattices)
             common.latticebpd("calibrate", lattices, "--lm", lm, f"--examples {count} --write")
 
         common.stage(calibration_path(lm), make)
@@ -159,16 +160,16 @@ def measure(study: Study) -> None:
     for setting in BASES:
         frozen = setting not in STARTS
         if frozen:
-            base = load_translator(BASES[setting](args)).eval()
+            base = load(BASES[setting](args), weights=TORCH).target
             rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", base, NoDrafter, Exact())))
         for k in args.k if frozen else args.tuned_k:
             model = study.model(setting, k)
-            wanted = study.greedy(setting if frozen else f"{setting}-{k}", model.base)
+            wanted = study.greedy(setting if frozen else f"{setting}-{k}", model.target)
             for rule, acceptance in RULES.items():
                 if (rule != "exact" and frozen) or (rule.startswith("at least") and k < int(rule[-1])):
                     continue
-                drafter = partial(VanillaDrafter, model, k - 1)
-                decoded = study.decoded(f"{setting}-{k}-{rule}", model, drafter, acceptance, wanted)
+                drafter, name = decodes.vanilla(model, k), f"{setting}-{k}-{rule}"
+                decoded = study.decoded(name, model.target, drafter, acceptance, wanted)
                 rows.append(study.row(setting, k, rule, decoded))
         if BASES[setting] is taught:
             rows += trees(study, setting, wanted)
@@ -182,8 +183,8 @@ def sweep(study: Study) -> None:
     for rate, updates in ((0.0, 0), *SWEPT):
         model = study.model("both", k, rate, updates) if updates else study.model(STARTS["both"], k)
         name = f"sweep-{rate:g}-{updates}"
-        wanted = study.greedy(name, model.base)
-        decoded = study.decoded(name, model, partial(VanillaDrafter, model, k - 1), Exact(), wanted)
+        wanted = study.greedy(name, model.target)
+        decoded = study.decoded(name, model.target, decodes.vanilla(model, k), Exact(), wanted)
         rows.append({"rate": f"{rate:g}", "updates": updates} | study.row("both", k, "exact", decoded))
         common.write_csv(study.arguments.results / SWEEP, rows)
 
@@ -207,14 +208,14 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
     """Trees of the largest k's heads: alone, with a 4-gram of the distilled text at a tuned weight, calibrated."""
     k = max(study.arguments.tuned_k if setting in STARTS else study.arguments.k)
     model, rows, lm = study.model(setting, k), [], study.ngram()
-    calibrated = calibrated_scorer(study.calibrated(setting, k))
+    lattices, calibrated = model.lattice_source(), calibrated_scorer(study.calibrated(setting, k))
 
     def tuned(nodes: int) -> dict[str, Any]:
         efficiencies, alphas = dict[float, float](), ALPHAS
         while new := [alpha for alpha in alphas if alpha not in efficiencies]:
             for alpha in new:
-                system = partial(TreeDrafter, model, lm, nodes, alpha), Exact()
-                run = decodes.decode(model, study.held_out, system, MAX_NEW)
+                system = partial(drafter_named, f"{nodes}-tree", lattices, lm, alpha), Exact()
+                run = decodes.decode(model.target, study.held_out, system, MAX_NEW)
                 efficiencies[alpha] = sum(run.tokens) / sum(run.calls)
             alphas = decodes.widened(efficiencies)
         return {"alpha": decodes.most(efficiencies), "tokens a call": efficiencies}
@@ -222,13 +223,13 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
     for nodes in NODES:
         note = study.work / "decodes" / f"alpha-{common.slug(setting)}-{nodes}.json"
         alpha = common.stored(note, partial(tuned, nodes))["alpha"]
-        drafters: dict[str, Callable[[], Any]] = {
-            "0-gram": partial(TreeDrafter, model, None, nodes),
-            "4-gram": partial(TreeDrafter, model, lm, nodes, alpha),
-            "calibrated": partial(drafter_named, f"{nodes}-calibrated", HeadLattices(model), calibrated),
+        drafters: dict[str, Callable[[], Drafter]] = {
+            "0-gram": partial(drafter_named, f"{nodes}-tree:0-gram", lattices),
+            "4-gram": partial(drafter_named, f"{nodes}-tree", lattices, lm, alpha),
+            "calibrated": partial(drafter_named, f"{nodes}-calibrated", lattices, calibrated),
         }
         for name, drafter in drafters.items():
-            decoded = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact(), wanted)
+            decoded = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model.target, drafter, Exact(), wanted)
             rows.append(study.row(setting, k, f"{nodes}-node tree, {name}", decoded))
     return rows
 
@@ -236,11 +237,11 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
 def speeds(study: Study) -> list[dict[str, Any]]:
     """CPU time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
     path, args = study.work / "decodes" / "speeds.json", study.arguments
-    systems: dict[str, Any] = {"greedy": (load_translator(taught(args)).eval(), (NoDrafter, Exact()))}
+    systems: dict[str, Any] = {"greedy": (load(taught(args), weights=TORCH).target, (NoDrafter, Exact()))}
     for setting, sizes in (("distilled", args.k), ("both", args.tuned_k), (OURS, args.tuned_k)):
         for k in sizes:
             model = study.model(setting, k)
-            systems[f"{setting}, k = {k}"] = model, (partial(VanillaDrafter, model, k - 1), Exact())
+            systems[f"{setting}, k = {k}"] = model.target, (decodes.vanilla(model, k), Exact())
     return decodes.speed_rows(path, systems, study.sources[: args.timed], MAX_NEW)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks import common, decodes
-from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
-from latticebpd.drafters.heads.blockwise import new_heads
+from latticebpd import BlockwiseLM, Distance, Exact, Loaded, NoDrafter, load
+from latticebpd.drafters.heads.blockwise import load_blockwise, new_heads
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.models.weight_kinds import TORCH
 from latticebpd.report.theme import STYLE
 from lm_training.families.heads import train_heads
 from lm_training.families.shapes import TranslationShape
@@ -81,7 +82,7 @@ def whole(images: np.ndarray, rows: Sequence[Sequence[int]]) -> np.ndarray:
     return complete.reshape(images.shape)
 
 
-def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **options: Any) -> BlockwiseLM:
+def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **options: Any) -> Loaded:
     """Heads on the frozen base model; or on one that they fine-tune, starting as the frozen one's."""
     directory, texts, steps = work / name, [texts_of(part) for part in images[:2]], options["steps"]
 
@@ -89,17 +90,17 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **op
         torch.manual_seed(0)
         base = load_translator(work / "base")
         if "fine_tune" in options:
-            heads = decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k)
+            heads = decodes.fewer_heads(load_blockwise(work / "frozen").heads, k)
         else:
             heads = new_heads(base, "feed-forward", k)
         chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=steps, serving_prompts=0, **options)
         train_heads(BlockwiseLM(base, heads), *texts, directory, chosen)
 
     common.stage(directory / "heads.json", make)
-    return BlockwiseLM.from_pretrained(directory)
+    return load(directory, weights=TORCH)
 
 
-def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Any:
+def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Loaded:
     """The model that writes images."""
 
     def make() -> None:
@@ -110,17 +111,17 @@ def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Any:
         train_translation(*texts, work / "base", new, chosen)
 
     common.stage(work / "base" / "model.safetensors", make)
-    return load_translator(work / "base").eval()
+    return load(work / "base", weights=TORCH)
 
 
 def measure(work: Path, settings: argparse.Namespace) -> None:
     """All stages, then the CSV files."""
     images = parts(digits())
     test = images[2][: settings.limit]
-    sources, base = small(test).reshape(len(test), -1).tolist(), base_of(work, images, settings.base_updates)
+    sources, base = small(test).reshape(len(test), -1).tolist(), base_of(work, images, settings.base_updates).target
     decoded = decodes.Decodes(work / "decodes", sources, PIXELS)
 
-    def greedy(model: Any) -> list[list[int]]:
+    def greedy(model: Model) -> list[list[int]]:
         return decodes.decode(model, sources, {}, PIXELS, len(sources)).rows
 
     own, rows = greedy(base), list[dict[str, Any]]()
@@ -138,12 +139,12 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     for kind in BASES:
         for k in settings.k:
             model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
-            wanted, drafter = own if kind == "frozen" else greedy(model.base), partial(VanillaDrafter, model, k - 1)
+            wanted, drafter = own if kind == "frozen" else greedy(model.target), decodes.vanilla(model, k)
             for rule, acceptance in RULES.items():
-                decoded_images = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance, wanted)
+                decoded_images = decoded(f"{kind}-{k}-{rule}", model.target, drafter, acceptance, wanted)
                 add(kind, k, rule, whole(test, decoded_images.rows), decoded_images)
                 if kind == "fine-tuned" and rule != "distance 1":
-                    systems[f"fine-tuned, {rule}, k = {k}"] = model, (drafter, acceptance)
+                    systems[f"fine-tuned, {rule}, k = {k}"] = model.target, (drafter, acceptance)
     common.write_csv(settings.results / TABLE, rows)
     systems = dict(sorted(systems.items(), key=lambda item: "distance" in item[0]))  # as the table has them
     speeds = decodes.speed_rows(work / "decodes" / "speeds.json", systems, sources[: settings.timed], PIXELS)

@@ -33,15 +33,13 @@ from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
 from benchmarks.decodes import bleu_interval, bleu_statistics, decode, most, save_figure, widened
 from benchmarks.gad_recipe import BLOCKS, MADE_WITH, drafter_options, run_of, taught, translator_options
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
-from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import Exact, NoDrafter, TopBeta, TopK, drafter_named
+from latticebpd import Exact, Loaded, NoDrafter, TopBeta, TopK, drafter_named, load
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.drafters import HeadLattices, MaskLattices
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
-from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, stock
 from latticebpd.measuring.needed_slots import fewest
-from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.models.transformers.transformers_model import Model
+from latticebpd.models.weight_kinds import TORCH
 from latticebpd.report.theme import FAINT, INK, SERIES, STYLE
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 
@@ -72,7 +70,7 @@ class Entry:
     rows: int = 50
 
 
-def drafted(model: Any, drafter: Callable[[], Any], rule: Any = EXACT) -> System:
+def drafted(model: Model, drafter: Callable[[], Any], rule: Any = EXACT) -> System:
     """A drafter and an acceptance rule in this project's loop; a prefill is a pass like any other."""
 
     def system(batch: Batch) -> BatchRun:
@@ -94,25 +92,28 @@ def bleu(study: Study, rows: list[list[int]], references: list[str]) -> common.I
     return bleu_interval(np.array(bleu_statistics(texts, references)))
 
 
-def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
-    """All systems by name; greedy decoding comes first and gives the lengths."""
-    base, slots = heads.base, {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
+def entries(study: Study, heads: Loaded, drafters: Mapping[str, Loaded], lm: Path) -> dict[str, Entry]:
+    """All systems by name; greedy decoding comes first and gives the lengths.
+
+    heads, drafters: the verifier with heads, and with each drafter.
+    """
+    base, slots = heads.target, {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
     scorer, calibrated = fst.NgramModel.load(lm), calibrated_scorer(lm)
     pj, pgj, hgj = (partial(make, base, MAX_NEW) for make in (whole, blocks, hybrid))
 
     def by_heads(name: str, rule: Any = EXACT, arcs: int = 16) -> Callable[..., System]:
         def make(slots: int, alpha: float | None = None) -> System:
-            lattices = HeadLattices(heads, arcs, slots)
+            lattices = heads.lattice_source(arcs, slots)
             drafter = drafter_named(name, lattices, calibrated if "calibrated" in name else scorer, alpha)
-            return drafted(heads, lambda: drafter, rule)
+            return drafted(base, lambda: drafter, rule)
 
         return make
 
-    def by_masks(name: str, model: NonAutoregressiveModel, arcs: int = 1) -> Callable[..., System]:
+    def by_masks(name: str, model: Loaded, arcs: int = 1) -> Callable[..., System]:
         def make(masks: int, alpha: float | None = None, bar: tuple[int, float] | None = None) -> System:
             rule = EXACT if bar is None else TopBeta(*bar)
             weighed = None if alpha is None else as_scorer(scorer, alpha)
-            return drafted(base, lambda: drafter_named(name, MaskLattices(model, arcs, masks), weighed), rule)
+            return drafted(base, lambda: drafter_named(name, model.lattice_source(arcs, masks), weighed), rule)
 
         return make
 
@@ -135,7 +136,8 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
         **{f"{nodes}-node tree, calibrated": Entry(HEADS, by_heads(f"{nodes}-calibrated"), slots) for nodes in NODES},
     }
     for name, model in drafters.items():
-        masks = {"masks": tuple(size for size in BLOCKS if size <= model.block_size) or (model.block_size,)}
+        most = model.lattice_source().num_slots
+        masks = {"masks": tuple(size for size in BLOCKS if size <= most) or (most,)}
         systems[f"GAD, {name}"] = Entry(XIA, by_masks("vanilla", model), masks)
         systems[f"GAD++, {name}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
     for nodes in NODES:  # trees over the last drafter's lattices
@@ -190,11 +192,9 @@ def measure(study: Study) -> None:
     """Make what is missing, tune, let all systems translate in turns, and write the CSV files."""
     args, own = study.arguments, study.work / "together"
     heads, verifier = study.model("distilled", max(args.k)), taught(args)
-    drafters = {name: NonAutoregressiveModel.from_pretrained(run_of(args, name, verifier)) for name in args.runs}
-    for drafter in drafters.values():
-        check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
+    drafters = {name: load(verifier, drafter=run_of(args, name, verifier), weights=TORCH) for name in args.runs}
     chosen = entries(study, heads, drafters, study.calibrated("distilled", max(args.k)))
-    base, greedy = TransformersModel.of(heads.base), chosen[GREEDY].make()
+    base, greedy = heads.target, chosen[GREEDY].make()
     fill, settings = GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
         note = own / "tuned" / f"{common.slug(name)}.json"
@@ -203,8 +203,8 @@ def measure(study: Study) -> None:
     results = Results(own / "decodes.csv", [*systems], "test")
     lenient = [name for name, entry in chosen.items() if not entry.exact]
     runs = in_turns(base, systems, study.sources, results, lenient, time.process_time)
-    hindsight = HindsightDrafter(HeadLattices(heads), runs[GREEDY].tokens)  # by numbers of rows: all are one batch
-    oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(study.sources)))
+    hindsight = HindsightDrafter(heads.lattice_source(), runs[GREEDY].tokens)  # by numbers of rows: all are one batch
+    oracle = passes_of(decode(base, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(study.sources)))
     if oracle.tokens != runs[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
     counts = counted(runs | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from latticebpd.checks import expect
 from latticebpd.lattices.values import token_ids
 from latticebpd.models.engine.engine_model import BEAMS, EngineModel
+from latticebpd.models.load_target import search_no_beams
 from latticebpd.models.model_tokenizer import ModelTokenizer
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
     from transformers.generation.logits_process import LogitsProcessorList
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 
@@ -262,22 +263,14 @@ def refuse(config: GenerationConfig) -> None:
             raise ValueError(f"expected a generation config of fields known here, got {got}")
 
 
-def ignore_beams(model: PreTrainedModel) -> None:
-    """Replace a model's generation config by a copy without beam search."""
-    config = model.generation_config = copy.deepcopy(model.generation_config)
-    for name, neutral in BEAMS.items():
-        if getattr(config, name, None) is not None:
-            setattr(config, name, neutral)
-
-
 @contextmanager
 def beams_ignored(model: Model) -> Iterator[None]:
-    """:func:`ignore_beams` inside the context; the model's own config comes back after it."""
+    """No beam search inside the context; the model's own config comes back after it."""
     from latticebpd.models.transformers.transformers_model import TransformersModel
 
     host: Any = TransformersModel.of(model).model
     own = host.generation_config
-    ignore_beams(host)
+    search_no_beams(host)
     try:
         yield
     finally:

@@ -14,14 +14,14 @@ BESIDE_TARGET = ("heads.head_family",)
 FAMILIES = (*BESIDE_TARGET, "block.block_family", "masks.mask_family", "assistant.assistant_family")
 
 
-def families(names: tuple[str, ...] = FAMILIES) -> Iterator[Family]:
+def families(names: tuple[str, ...]) -> Iterator[Family]:
     """The modules, imported one by one."""
     return (cast("Family", import_module(f"latticebpd.drafters.{name}")) for name in names)
 
 
 def family_of(path: Path) -> Family | None:
     """The first family that recognises a path."""
-    return next((family for family in families() if family.recognises(path)), None)
+    return next((family for family in families(FAMILIES) if family.recognises(path)), None)
 
 
 def family_beside(folder: Path) -> Family | None:

@@ -6,6 +6,7 @@ list``); or a Hub id. `load_target` decides, once, whether the CPU engine or PyT
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.models.catalogue import GGUF_NAME, resolved
-from latticebpd.models.engine.engine_model import EngineModel, file_hash, gguf_model
+from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
@@ -60,10 +61,17 @@ def load_target(
         return model.without_beams() if ignore_beams else model
     stock = load_stock(name, dtype)
     if ignore_beams:
-        from latticebpd.decoding.generation_config import ignore_beams as without_beams
-
-        without_beams(stock)
+        search_no_beams(stock)
     return _on_engine(stock, Path(path), weights, default) if by_engine else _on_pytorch(stock, device)
+
+
+def search_no_beams(model: PreTrainedModel) -> None:
+    """Replace a model's generation config by a copy without beam search."""
+    config: Any = copy.deepcopy(model.generation_config)
+    model.generation_config = config
+    for name, neutral in BEAMS.items():
+        if getattr(config, name, None) is not None:
+            setattr(config, name, neutral)
 
 
 def _on_pytorch(model: Any, device: str | torch.device | None) -> TargetModel:

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, Qwen3Config
 from benchmarks.common import read_csv
 from benchmarks.engine import files, peers, run
 from latticebpd.drafters import bundled
-from latticebpd.models.load_target import load_model
+from latticebpd.models.load_target import load_stock
 
 SYSTEMS: dict[str, peers.System] = {
     "PyTorch": ("transformers", bundled.MODEL),
@@ -52,7 +52,7 @@ def test_a_pass_is_forgotten_and_its_tokens_are_those_of_passes_over_one(peer: p
 def test_likelihoods_are_those_of_the_model_with_no_text_before(peer: peers.Peer) -> None:
     tokens = list(range(100, 140))
     first = peer.ask(tokens=tokens, begin=0)["nats"]
-    base = load_model(bundled.MODEL).base
+    base = load_stock(bundled.MODEL)
     with torch.inference_mode():
         expected = base(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss
     assert first == pytest.approx(float(expected), abs=1e-4)

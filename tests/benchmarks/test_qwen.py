@@ -16,24 +16,23 @@ from benchmarks.qwen.answers import pack, unpack
 from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, spans
 from latticebpd.lattices.texts import Texts
 from lm_training.data.distill import distilled_directory, load_distilled
-from tests.benchmarks.test_smollm2 import WORDS, sources
-
-__all__ = ["sources"]
+from tests.helpers.prompt_sources import WORDS, save_sources
 
 
 @pytest.fixture
-def described(sources: Path) -> Path:
+def described(tmp_path: Path) -> Path:
     """The sources, with functions that have docstrings and a folder of tasks."""
+    save_sources(tmp_path)
     rows = []
     for n in range(12):
         body = "\n".join(f"    total += value * {n} + {line}" for line in range(6))
         docstring = f'    """Add {n} times a value.\n\n    Six times."""'
         text = f"def add_{n}(value, total):\n{docstring}\n{body}\n    return total\n"
         rows.append({"id": f"code-{n}", "source": "code", "text": text})
-    with lzma.open(sources / "code" / "code-000.jsonl.xz", "wt") as file:
+    with lzma.open(tmp_path / "code" / "code-000.jsonl.xz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    (sources / "coding").mkdir()
-    return sources
+    (tmp_path / "coding").mkdir()
+    return tmp_path
 
 
 def refuse(data: Path, text: str) -> None:

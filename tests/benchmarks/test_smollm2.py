@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from typer.main import get_command
 
 from benchmarks.common import read_csv, slug
 from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
-from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
+from benchmarks.smollm2.prompts import TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
 from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
 from latticebpd.drafters import bundled
@@ -26,6 +25,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.ngram import NgramScorer
 from lm_training.cli import train
+from tests.helpers.prompt_sources import WORDS, save_sources
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,44 +58,8 @@ def test_every_32nd_answer_is_held_out_and_further_ones_are_not(
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A folder with a few records of every source."""
-    sentence = "The river {} runs slowly past old mills and quiet fields on its way to the sea, and people fish in it. "
-    for name, path in SOURCES.items():
-        rows = []
-        for n in range(12):
-            text = f"# The Long River {n} of {name}\n\n" + "\n\n".join(sentence.format(n) * 4 for _ in range(6))
-            body = "\n".join(f"    total += value * {n} + {line}" for line in range(6))
-            source = (
-                ("openstax/biology-book", "openstax/history", "factbook/africa", "somebody/news")[n % 4]
-                if name == "news"
-                else name
-            )
-            fact = "\n".join(f"Fact {line}: so many of them, {n}" for line in range(12)) if "factbook" in source else ""
-            code = f"def add_{n}(value, total):\n{body}\n    return total\n"
-            row = {
-                "id": f"{name}-{n}",
-                "source": source,
-                "text": code if name == "code" else text + fact,
-                "context": text[:400],
-            }
-            rows.append(
-                row
-                | {
-                    "question": f"What is {n}?",
-                    "answer": f"number {n}",
-                    "document": "\n".join(f"#Person{line % 2 + 1}#: {n}, {line}?" for line in range(6)),
-                    "de": f"ein Satz {n}",
-                    "en": f"a sentence {n}",
-                }
-            )
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        with lzma.open(tmp_path / path, "wt") if path.endswith(".xz") else open(tmp_path / path, "w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    save_sources(tmp_path)
     return tmp_path
-
-
-WORDS: Any = SimpleNamespace(prompt_of=lambda messages: " ".join(each["content"] for each in messages).split())
-"""A chat template without tokens: a conversation is its words."""
 
 
 def test_prompts_are_balanced_distinct_and_the_same_every_time(sources: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 
 from benchmarks import spec_bench
 from benchmarks.spec_bench import Answer, Run, forward_func, stock_forward_func, write_answers
-from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter, load
+from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, load
 from latticebpd.measuring.questions import Question, read_questions
 from tests.helpers.blockwise_models import greedy
 
@@ -123,9 +123,9 @@ def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt(
     record("forward_func")
     record("stock_forward_func")
     questions = [Question(*(question[key] for key in ("question_id", "category", "turns"))) for question in QUESTIONS]
-    result = spec_bench.run(loaded, questions, VanillaDrafter(loaded.model), 8)
+    result = spec_bench.run(loaded, questions, loaded.drafter("vanilla", k=1), 8)
     methods, prompts = zip(*asked[3 * 2 * 2 :], strict=True)  # after warm-ups on the first question, of two turns
-    drafting = "VanillaDrafter"
+    drafting = "LatticeDrafter"
     assert methods == (baseline, baseline, drafting, drafting, baseline, drafting, baseline, drafting)
     first, second, *others = prompts[:2] + prompts[4::2]
     assert loaded.decode(first) == "Describe the city.\n\n"

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import fst
 from latticebpd import LatticeSet
+from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import compare
@@ -116,7 +117,9 @@ def test_coverage_is_what_the_shortlist_lacks_and_head_1_is_measured_on_the_same
     heads = new_heads(base, "feed-forward", 5, shortlist=shortlist)
     torch.nn.init.normal_(heads.down, std=0.5)
     model = BlockwiseLM(base, heads).eval()
-    lattices, texts = collect(model, Texts.of_rows([[3, 4, 5], [6, 7]], [3, 2]), CollectOptions(4, 12, 30))
+    lattices, texts = collect(
+        HeadLattices(model, 4), Texts.of_rows([[3, 4, 5], [6, 7]], [3, 2]), CollectOptions(4, 12, 30)
+    )
     part = kim.Part([(list(map(int, text)), length) for text, length in texts.items()], lattices, tmp_path)
     rows = kim.coverage("squad", part, model)
     for row, (text, length) in zip(rows, texts.items(), strict=True):

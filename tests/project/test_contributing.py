@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,10 @@ from fst.table import EOS
 from latticebpd import BlockwiseLM, SausageLattice, TreeDrafter, VanillaDrafter, draft_tree, generate, load, rescore
 from latticebpd.decoding import rule_names
 from latticebpd.drafters import registry
+from latticebpd.drafters.heads import head_files
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
+from latticebpd.models.load_target import load_stock
 from lm_training.ngram.building import Recipe
 from lm_training.ngram.smoothing import SMOOTHINGS
 from tests.helpers import drafters, tiny_families
@@ -73,6 +76,7 @@ def test_a_drafter_of_ones_own_is_lossless() -> None:
 
 def test_a_drafter_family_is_one_folder_and_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = example("A drafter family")
+    monkeypatch.setitem(sys.modules, "latticebpd.drafters.own_family", SimpleNamespace(**names))
     target, assistant = tmp_path / "target", tmp_path / "assistant"
     for seed, folder in ((3, target), (4, assistant)):
         tiny_families.tiny("llama", seed).save_pretrained(folder)
@@ -80,11 +84,13 @@ def test_a_drafter_family_is_one_folder_and_one_entry(monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry, "FAMILIES", registry.FAMILIES[:-1])
     with pytest.raises(ValueError, match="expected a drafter"):
         load(target, drafter=assistant)
-    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, SimpleNamespace(**names)))
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, "own_family"))
     loaded = load(target, drafter=assistant)
     out = loaded.generate("abcabc", max_new_tokens=20)
     assert out.verified_tokens > 0
-    assert out.sequences[0, 6:].tolist() == greedy(loaded, loaded.encode("abcabc"), 20)
+    ids, options = torch.tensor([loaded.encode("abcabc")]), {"do_sample": False, "max_new_tokens": 20}
+    greedily = load_stock(target).generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert out.tokens.tolist() == greedily.tolist()
     folder = ROOT / "latticebpd/drafters/assistant"
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.py")) <= 250
     naming = [
@@ -147,8 +153,10 @@ def test_a_smoothing_of_ones_own_is_proper_and_has_a_name(monkeypatch: pytest.Mo
 def test_heads_of_a_kind_of_ones_own_are_made_saved_loaded_and_draft(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kind = example("A kind of heads")["ScalingHeads"]
+    names = example("A kind of heads")
+    kind = names["ScalingHeads"]
     monkeypatch.setitem(HEAD_KINDS, kind.kind, kind)
+    monkeypatch.setitem(head_files.SIZES, *line("A kind of heads", names))
     base = tiny_model().base
     heads = new_heads(base, kind.kind, 4)
     torch.nn.init.normal_(heads.scale)

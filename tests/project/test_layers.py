@@ -10,9 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    "lattices", "cpu", "models", "verification", "scoring", "drafters", "decoding", "jacobi", "measuring", "report", "serving", "cli",
+    "lattices", "cpu", "models", "verification", "scoring", "drafters", "decoding", "jacobi", "measuring", "report",
+    "serving", "cli",
 )  # fmt: skip
 """Of ``latticebpd``, from the lowest; below them all is ``fst``, above them ``lm_training``."""
+BETWEEN = ("loading", "conversation")
+"""Modules of ``latticebpd`` itself that stand above ``decoding`` and below the rooms after it, the lower one first."""
+STORIES = (*ROOMS[: ROOMS.index("decoding") + 1], *BETWEEN, *ROOMS[ROOMS.index("decoding") + 1 :])
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ def height(module: str) -> int | None:
     if package == "latticebpd" and rest == ["console"]:
         return 0
     if package == "latticebpd":
-        return 1 + ROOMS.index(rest[0]) if rest and rest[0] in ROOMS else None
-    return 0 if package == "fst" else 1 + len(ROOMS)
+        return 1 + STORIES.index(rest[0]) if rest and rest[0] in STORIES else None
+    return 0 if package == "fst" else 1 + len(STORIES)
 
 
 def runs_upwards(imported: Import) -> bool:
@@ -101,3 +105,5 @@ def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
     assert runs_upwards(Import("fst.model", "latticebpd.lattices.lattice", True))
     assert runs_upwards(Import("latticebpd.cli.input_data", "lm_training.data.corpus", False))
     assert not runs_upwards(Import("latticebpd.cli.input_data", "lm_training.data.corpus", True))
+    assert runs_upwards(Import("latticebpd.decoding.loop", "latticebpd.loading", True))
+    assert not runs_upwards(Import("latticebpd.conversation", "latticebpd.loading", False))

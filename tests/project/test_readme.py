@@ -18,10 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from latticebpd.cli import COMMANDS
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
-from latticebpd.drafters.bundled import ASSETS
+from latticebpd.drafters.bundled import ASSETS, MODEL
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.collect import CollectOptions, collect
+from latticebpd.models.load_target import load_stock
 from lm_training.families.shapes import TranslationShape
 from lm_training.families.translators import new_translator
 
@@ -57,8 +58,7 @@ def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
 
 def prepare_files(guide: str, names: dict[str, Any]) -> None:
     """What a guide's commands would have made, over the bundled vocabulary, in the working directory."""
-    names["model"] = names["loaded"].model
-    vocab_size = names["model"].vocab_size
+    vocab_size = names["loaded"].target.vocab_size
     shutil.copyfile(ASSETS / "lm.fst", "written.fst")
     if guide == "training":
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -66,13 +66,14 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
     elif guide == "analysis":
         prompt = names["loaded"].encode("The history of the city")
         options = CollectOptions(max_new_tokens=12)
-        collect(names["model"], Texts.of_rows([prompt], [len(prompt)]), options)[0].save("lattices")
+        collect(names["loaded"].source, Texts.of_rows([prompt], [len(prompt)]), options)[0].save("lattices")
     elif guide == "drafters":
-        names["model"].base.save_pretrained("target")
+        target = load_stock(MODEL)
+        target.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")
         shutil.copytree("target", "small-model")
         parts = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 8}  # DFlash 2's
-        save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1, **parts)), "drafter")
+        save_block_drafter(BlockDrafter(config_for(target, 1, 4, mask_token_id=1, **parts)), "drafter")
         shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
         tiny = TranslationShape(

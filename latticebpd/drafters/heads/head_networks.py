@@ -13,7 +13,8 @@ normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
 BlockHeads and ConditionedHeads may also read the states after some earlier layers, as EAGLE-3 does (Li 2025), each
 divided by its root mean square.
 
-Every kind begins as a copy of head 1.  A new kind is one class: four members and a line in `HEAD_KINDS`.
+Every kind begins as a copy of head 1.  A new kind is one class, four members, a line in `HEAD_KINDS` and one
+in `head_files.SIZES`.
 
 Heads whose states the output embedding reads may have *transitions*: one more conditioned head, shared by all slots.
 It reads a slot's state and the token that the slot before has drafted, as Hydra's later heads do, and says what follows

@@ -49,34 +49,46 @@ function draw() {
   CELL = Math.max(40, Math.min(60, (by("scroll").clientWidth - LEFT - 22) / columns));
   const longest = Math.max(1, ...waits.map(wait => wait.place - wait.on));
   const arcs = Math.min(150, 22 + 14 * longest), letters = Math.max(...text.pieces.map(piece => piece.length));
-  const below = 16 + 5.2 * Math.min(letters, 22), top = arcs + 10, width = LEFT + columns * CELL + 12, height = top + passes * ROW + below;
+  const below = 16 + 5.2 * Math.min(letters, 22), top = arcs + 10,
+    width = LEFT + columns * CELL + 12, height = top + passes * ROW + below;
   const x = place => LEFT + (place + .5) * CELL;
   svg.replaceChildren();
-  svg.setAttribute("width", width); svg.setAttribute("height", height); svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const defs = make("defs", {}, svg), marker = make("marker", {id: "head", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"}, defs);
+  svg.setAttribute("width", width); svg.setAttribute("height", height);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const size = {viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 6, markerHeight: 6};
+  const defs = make("defs", {}, svg), marker = make("marker", {id: "head", ...size, orient: "auto"}, defs);
   make("path", {d: "M0 0L8 4L0 8z", fill: "var(--faint)"}, marker);
   for (const wait of waits) {
-    const lift = (arcs - 8) * (wait.place - wait.on) / longest * 4 / 3, d = `M${x(wait.on)} ${arcs}C${x(wait.on)} ${arcs - lift} ${x(wait.place)} ${arcs - lift} ${x(wait.place)} ${arcs - 5}`;
-    const edge = make("path", {d, class: "edge" + (wait.redundant ? " redundant" : ""), "marker-end": "url(#head)"}, svg);
+    const lift = (arcs - 8) * (wait.place - wait.on) / longest * 4 / 3, from = x(wait.on), to = x(wait.place);
+    const d = `M${from} ${arcs}C${from} ${arcs - lift} ${to} ${arcs - lift} ${to} ${arcs - 5}`;
+    const kind = "edge" + (wait.redundant ? " redundant" : "");
+    const edge = make("path", {d, class: kind, "marker-end": "url(#head)"}, svg);
     edge.wait = wait;
     const touch = make("path", {d, class: "touch"}, svg);
-    touch.onpointermove = event => { edge.classList.add("chosen"); show(aboutEdge(text, wait), event.clientX, event.clientY); };
+    touch.onpointermove = event => {
+      edge.classList.add("chosen");
+      show(aboutEdge(text, wait), event.clientX, event.clientY);
+    };
     touch.onpointerleave = () => { edge.classList.remove("chosen"); hide(); };
   }
   for (let place = 0; place < columns; place++) {
     make("circle", {cx: x(place), cy: arcs, r: 3.5, class: "dot", "data-place": place}, svg);
     const label = text.pieces[place].length > 22 ? text.pieces[place].slice(0, 21) + "…" : text.pieces[place];
-    make("text", {transform: `translate(${x(place) + 4} ${top + passes * ROW + 12}) rotate(-45)`, "text-anchor": "end"}, svg, label);
+    const turned = `translate(${x(place) + 4} ${top + passes * ROW + 12}) rotate(-45)`;
+    make("text", {transform: turned, "text-anchor": "end"}, svg, label);
   }
   for (let number = 0; number < passes; number++) {
     make("text", {x: LEFT - 6, y: top + (number + .65) * ROW, "text-anchor": "end"}, svg, number + 1);
     const row = make("g", {"data-number": number}, svg);
     for (let place = 0; place < columns; place++) {
       const state = text.cells[number][place];
-      const cell = make("rect", {x: LEFT + place * CELL + 1, y: top + number * ROW + 1, width: CELL - 2, height: ROW - 2, rx: 2, class: state}, row);
+      const corner = {x: LEFT + place * CELL + 1, y: top + number * ROW + 1};
+      const cell = make("rect", {...corner, width: CELL - 2, height: ROW - 2, rx: 2, class: state}, row);
       cell.onpointermove = event => show(aboutCell(text, number, place), event.clientX, event.clientY);
       cell.onpointerleave = hide;
-      if (state === "newly_right") make("text", {x: x(place), y: top + (number + .5) * ROW, class: "number"}, row, text.probabilities[number][place].toFixed(2));
+      if (state !== "newly_right") continue;
+      const middle = {x: x(place), y: top + (number + .5) * ROW, class: "number"};
+      make("text", middle, row, text.probabilities[number][place].toFixed(2));
     }
   }
   svg.top = top;
@@ -95,7 +107,8 @@ function step() {
     return span;
   });
   by("iterate").replaceChildren(...spans);
-  for (const row of by("picture").querySelectorAll("g[data-number]")) row.classList.toggle("later", +row.dataset.number >= at);
+  const rows = by("picture").querySelectorAll("g[data-number]");
+  for (const row of rows) row.classList.toggle("later", +row.dataset.number >= at);
   const right = place => at ? text.cells[at - 1][place] !== "not_right" : text.values[0][place] === text.pieces[place];
   for (const dot of by("picture").querySelectorAll(".dot")) dot.classList.toggle("right", right(+dot.dataset.place));
   for (const edge of by("picture").querySelectorAll(".edge")) edge.classList.toggle("open", !right(edge.wait.on));
@@ -117,17 +130,24 @@ function play() {
   const slider = by("slider");
   if (slider.value === slider.max) slider.value = 0;
   by("play").textContent = "Pause"; step();
-  timer = setInterval(() => { slider.value = +slider.value + 1; step(); if (slider.value === slider.max) stop(); }, 450);
+  timer = setInterval(() => {
+    slider.value = +slider.value + 1;
+    step();
+    if (slider.value === slider.max) stop();
+  }, 450);
 }
 function move(event) {
-  const text = data.texts[chosen], steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+  const text = data.texts[chosen];
+  const steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
   if (event.key === "Escape") { hide(); return; }
   if (!steps) return;
   event.preventDefault();
   const clamp = (value, end) => Math.max(0, Math.min(end - 1, value));
-  cursor = cursor ? [clamp(cursor[0] + steps[0], text.cells.length), clamp(cursor[1] + steps[1], text.pieces.length)] : [0, 0];
+  const moved = (old, i, count) => clamp(old[i] + steps[i], count);
+  cursor = cursor ? [moved(cursor, 0, text.cells.length), moved(cursor, 1, text.pieces.length)] : [0, 0];
   const box = by("picture").cursorBox, [number, place] = cursor;
-  box.setAttribute("x", LEFT + place * CELL); box.setAttribute("y", by("picture").top + number * ROW); box.setAttribute("visibility", "visible");
+  box.setAttribute("x", LEFT + place * CELL); box.setAttribute("y", by("picture").top + number * ROW);
+  box.setAttribute("visibility", "visible");
   const scroll = by("scroll"), left = LEFT + place * CELL;
   if (left < scroll.scrollLeft + LEFT) scroll.scrollLeft = left - LEFT;
   if (left + CELL > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left + CELL - scroll.clientWidth + 8;
@@ -136,7 +156,12 @@ function move(event) {
   show(aboutCell(text, number, place), seen.left + CELL / 2, seen.bottom - 8);
 }
 
-data.texts.forEach((text, i) => { const option = document.createElement("option"); option.value = i; option.textContent = `${i + 1}. ${text.source}`.slice(0, 90); by("text").append(option); });
+data.texts.forEach((text, i) => {
+  const option = document.createElement("option");
+  option.value = i;
+  option.textContent = `${i + 1}. ${text.source}`.slice(0, 90);
+  by("text").append(option);
+});
 by("text").onchange = event => choose(+event.target.value);
 by("previous").onclick = () => choose(chosen - 1);
 by("next").onclick = () => choose(chosen + 1);

@@ -152,7 +152,7 @@ def assert_same(
         pairs += [ours[at] == theirs[at] for at in ours.keys() & theirs.keys()]
         if alike == 1:
             assert output.blocks() == expected.blocks()
-    print('ALIKE', system, np.mean(pairs), calls)
+    print("ALIKE", system, np.mean(pairs), calls)
     assert np.mean(pairs) >= alike
     assert calls[0] == pytest.approx(calls[1], rel=0.05)
 
@@ -193,7 +193,9 @@ def test_drafts_are_about_those_of_heads_in_pytorch(llama: Path) -> None:
     def assert_close(own: Any, other: Any) -> None:
         assert own.tokens.shape == other.tokens.shape
         assert (own.transitions is None) == (other.transitions is None)
-        for tokens, values, others, wanted in zip(own.tokens, own.log_probs, other.tokens, other.log_probs, strict=True):
+        for tokens, values, others, wanted in zip(
+            own.tokens, own.log_probs, other.tokens, other.log_probs, strict=True
+        ):
             shared, mine, theirs = np.intersect1d(tokens, others, return_indices=True)
             assert len(shared) >= len(tokens) - 1
             np.testing.assert_allclose(values[mine], wanted[theirs], atol=0.5, rtol=5e-2)
@@ -245,7 +247,12 @@ def test_neither_is_imported_by_a_decode(llama: Path) -> None:
 def test_options_of_transformers_have_the_same_effect(llama: Path) -> None:
     loaded, stock = load(llama), on_pytorch(llama)
     repeats: Any = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
-    for options in ({"stop_strings": "q"}, {"use_cache": False}, {"logits_processor": []}, {"logits_processor": repeats}):
+    for options in (
+        {"stop_strings": "q"},
+        {"use_cache": False},
+        {"logits_processor": []},
+        {"logits_processor": repeats},
+    ):
         decoded = loaded.generate(PROMPTS[0], max_new_tokens=20, **options).tokens
         assert np.array_equal(decoded, stock.generate(PROMPTS[0], max_new_tokens=20, **options).tokens)
 
