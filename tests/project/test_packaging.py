@@ -44,6 +44,24 @@ def test_all_extras_are_in_all_but_those_of_developers() -> None:
     assert "kenlm" in re.findall(r"%\((\w+)\)s", extras.get("test", raw=True))
 
 
+def test_the_oldest_versions_that_are_tested_are_the_lower_bounds() -> None:
+    listed = (ROOT / ".ci/oldest.txt").read_text(encoding="utf-8")
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)$", listed, re.MULTILINE))
+    required = SETUP["options"]["install_requires"]
+    bounds = dict(re.findall(r"([\w-]+)>=([\d.]+)", required))
+    extras = re.findall(r"([\w-]+)>=([\d.]+)", SETUP["options.extras_require"].get("all"))
+    assert bounds.keys() <= tested.keys()
+    for name, bound in [*bounds.items(), *extras]:
+        assert f"{tested.get(name, bound)}.".startswith(f"{bound}."), name
+
+
+def test_workflows_run_steps_that_exist() -> None:
+    steps = re.findall(r"^    (\w+)\) ", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    workflows = (path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml"))
+    run = [words.split() for text in workflows for words in re.findall(r"bash \.ci/run(.*)", text)]
+    assert {"lint", "tests", "long"} <= {step for words in run for step in words} <= set(steps)
+
+
 def test_what_only_x86_understands_is_guarded() -> None:
     """The path for all other processors is the last of the kernels' kinds, which their tests run everywhere."""
     for folder in ("fst/_core", "latticebpd/cpu/_engine"):
