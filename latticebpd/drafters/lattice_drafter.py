@@ -9,6 +9,7 @@ from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.known_text import by_row, remaining
 from latticebpd.drafters.strategies import Oracle, Strategy
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.rescoring import check_vocabulary
 
 
@@ -31,10 +32,13 @@ class LatticeDrafter(Drafter):
         lattices = {row: each for row, each in enumerate(self.source.lattices(states)) if each is not None}
         trees = [DraftTree.empty()] * len(states)
         if lattices:
-            contexts = [self.scoring_context(states[row]) for row in lattices]
-            for row, tree in zip(lattices, self.strategy.draft([*lattices.values()], contexts), strict=True):
+            drafted = self._draft([*lattices.values()], [states[row] for row in lattices])
+            for row, tree in zip(lattices, drafted, strict=True):
                 trees[row] = tree
         return trees
+
+    def _draft(self, lattices: Sequence[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
+        return self.strategy.draft(lattices, [self.scoring_context(state) for state in states])
 
     def scoring_context(self, state: State) -> Sequence[int]:
         """The tokens before the lattice, which the strategy's language model reads."""
@@ -42,7 +46,7 @@ class LatticeDrafter(Drafter):
 
 
 class HindsightDrafter(LatticeDrafter):
-    """The best path of a source's lattice in hindsight (Kim 2024, section 6.3).
+    """The oracle as a drafter: the best path of a source's lattice in hindsight (Kim 2024, section 6.3).
 
     continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
         or, for a single prompt, just its tokens.
@@ -52,6 +56,6 @@ class HindsightDrafter(LatticeDrafter):
         super().__init__(source, Oracle())
         self.continuations = by_row(continuations)
 
-    def scoring_context(self, state: State) -> Sequence[int]:
-        """The known continuation, instead."""
-        return remaining(self.continuations, state)
+    def _draft(self, lattices: Sequence[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
+        following = [remaining(self.continuations, state) for state in states]
+        return Oracle().draft(lattices, [self.scoring_context(state) for state in states], following)

@@ -78,12 +78,20 @@ class GreedyChain:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3), whatever its
-    transitions."""
+    """The oracle as a strategy: the lattice's best path in hindsight (`oracle_path`), which perfect rescoring would
+    draft (Kim 2024, section 6.3), whatever its transitions."""
 
-    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        """contexts: the tokens that follow in the target's own text, instead of those before the lattice."""
-        return _chains(map(oracle_path, lattices, contexts), lattices)
+    def draft(
+        self,
+        lattices: Sequence[SausageLattice],
+        contexts: Sequence[Context],
+        continuations: Sequence[Context] | None = None,
+    ) -> list[DraftTree]:
+        """continuations: after each lattice's context, the tokens that follow in the target's own text; ValueError
+        without them."""
+        if continuations is None:
+            raise ValueError("expected the text beforehand, which the oracle has to know, got none")
+        return _chains(map(oracle_path, lattices, continuations), lattices)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
         wanted = lattices.continuation

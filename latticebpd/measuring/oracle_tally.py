@@ -1,4 +1,4 @@
-"""Oracle top-k block efficiency: what perfect rescoring of the heads' lattices would reach (Kim 2024, section 6.3).
+"""The oracle over a data set, counted: top-k block efficiency that perfect rescoring would reach (Kim 2024, section 6.3).
 
 Everything follows from *ranks*: the rank, by falling log-probability, of the base model's own token in its slot.
 The oracle over the k best arcs of the first h heads accepts up to the first slot whose rank is k or more.

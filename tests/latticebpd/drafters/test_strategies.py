@@ -102,8 +102,10 @@ def test_stored_lattices_with_transitions_are_drafted_as_live_ones(lattices: Lat
 
 def drafted_alike(lattices: LatticeSet, name: str, strategy: Strategy) -> None:
     rows = range(len(lattices))
-    context = [lattices.continuation[i].tolist() if name == "oracle" else lattices.context_of(i) for i in rows]
-    live = strategy.draft([lattices[i] for i in rows], context)
+    contexts = [lattices.context_of(i) for i in rows]
+    following = [lattices.continuation[i].tolist() for i in rows]
+    known = {"continuations": following} if name == "oracle" else {}
+    live = strategy.draft([lattices[i] for i in rows], contexts, **known)
     for i, (tree, stored) in enumerate(zip(live, trees_of(strategy.draft_stored(lattices)), strict=True)):
         assert (tree.tokens.tolist(), tree.parents.tolist()) == (stored.tokens.tolist(), stored.parents.tolist())
         assert tree.lattice is not None
@@ -146,7 +148,7 @@ def test_chain_needs_no_transitions_to_be_vanilla() -> None:
 def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
     lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -2.0], [-2.0, -0.5]], np.array([[[9.0, -np.inf], [-9.0, 0.0]]]))
     assert Vanilla().draft([lattice], [[]])[0].tokens.tolist() == [3, 5]
-    assert Oracle().draft([lattice], [[3, 5]])[0].tokens.tolist() == [3, 5]
+    assert Oracle().draft([lattice], [[]], [[3, 5]])[0].tokens.tolist() == [3, 5]
     assert GreedyChain().draft([lattice], [[]])[0].tokens.tolist() == [3, 2]
 
 
@@ -285,5 +287,5 @@ def test_the_oracle_drafts_no_arc_of_no_probability() -> None:
     tokens, log_probs = np.array([[[1, 2]]], np.int32), np.array([[[0.0, -np.inf]]], np.float32)
     lattices = LatticeSet(tokens, log_probs, np.array([[2]], np.int32), np.zeros((1, 1), np.int32))
     assert Oracle().draft_stored(lattices).tokens.tolist() == [[[1]]]
-    (live,) = Oracle().draft([lattices[0]], [[2]])
+    (live,) = Oracle().draft([lattices[0]], [[]], [[2]])
     assert live.tokens.tolist() == [1]
