@@ -24,13 +24,13 @@ from .decoding.showing import Shown as Shown
 from .decoding.showing import show as show
 from .drafters import BlockLattices as BlockLattices
 from .drafters import Drafter as Drafter
-from .drafters import DrafterHeads as DrafterHeads
-from .drafters import GoldDrafter as GoldDrafter
 from .drafters import LatticeDrafter as LatticeDrafter
+from .drafters import MarkovAndConfidenceHeads as MarkovAndConfidenceHeads
 from .drafters import MixtureDrafter as MixtureDrafter
 from .drafters import NoDrafter as NoDrafter
 from .drafters import PathsDrafter as PathsDrafter
 from .drafters import PromptNgramDrafter as PromptNgramDrafter
+from .drafters import ReferenceDrafter as ReferenceDrafter
 from .drafters import State as State
 from .drafters import TreeDrafter as TreeDrafter
 from .drafters import VanillaDrafter as VanillaDrafter
@@ -39,7 +39,7 @@ from .drafters import load_top_k as load_top_k
 from .drafters.block.block_checkpoints import load_block_drafter as load_block_drafter
 from .drafters.block.block_network import BlockDrafter as BlockDrafter
 from .drafters.heads.blockwise import BlockwiseLM as BlockwiseLM
-from .drafters.heads.head_networks import BlockHeads as BlockHeads
+from .drafters.heads.head_networks import FeedForwardHeads as FeedForwardHeads
 from .drafters.heads.medusa import load_medusa as load_medusa
 from .lattices.drafts import Drafts as Drafts
 from .lattices.drafts import DraftTree as DraftTree

@@ -18,11 +18,11 @@ from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.pass_costs import kept_costs, profile_drafts
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
+from latticebpd.drafters.cost_aware import Costs
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.drafters.family import FamilySource, LoadOptions
-from latticebpd.drafters.paying_drafts import Costs
+from latticebpd.drafters.family import LatticeProposer, LoadOptions
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
@@ -71,7 +71,7 @@ class Loaded:
     system_prompt: str | None = None
     lm: Path | None = None
     lm_from_caller: bool = False
-    source: FamilySource | None = field(default=None, repr=False)
+    source: LatticeProposer | None = field(default=None, repr=False)
 
     @property
     def weights(self) -> str:
@@ -113,7 +113,7 @@ class Loaded:
         """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
         return default_system(self.source, self.lm, self.lm_from_caller, alpha, num_nodes, by_cost)
 
-    def lattice_source(self, k: int = 16, slots: int | None = None) -> FamilySource:
+    def lattice_source(self, k: int = 16, slots: int | None = None) -> LatticeProposer:
         """The source of lattices with ``k`` arcs per slot and its first ``slots`` slots; None: all. ValueError if the
         model has no heads, and no drafter was loaded."""
         if self.source is None:

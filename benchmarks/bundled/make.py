@@ -26,7 +26,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.console import quiet_transformers
 from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.transformers.checkpoints import load_base
 from latticebpd.models.transformers.transformers_model import TransformersModel
@@ -154,7 +154,7 @@ def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
         distill(base, beginnings, work / directory, DISTILLED)
     written = load_distilled(work / "distilled")
     torch.manual_seed(HEADS.seed)
-    model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, BlockwiseShape.num_heads, HEAD_WIDTH), fingerprint)
+    model = BlockwiseLM(base, new_heads(base, FeedForwardHeads.kind, BlockwiseShape.num_heads, HEAD_WIDTH), fingerprint)
     train_heads(model, written, load_distilled(work / "distilled-held-out"), work / "heads", HEADS)
     model.save_pretrained(bundled.MODEL, dtype=torch.float16)
     shutil.copyfile(work / "tokenizer.json", bundled.TOKENIZER)

@@ -45,7 +45,7 @@ from benchmarks.smollm2.make import HERE, MODEL, own_text
 from fst.files import temporary_beside, write_text
 from latticebpd import DraftTree, LatticeDrafter, Loaded, NoDrafter, load
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter, save_block_drafter
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths
 from latticebpd.lattices.texts import Texts
@@ -273,7 +273,7 @@ def replayed(name: str, texts: Sequence[trees.Answer], strategies: Mapping[str, 
     def systems(answer: trees.Answer) -> dict[str, LatticeDrafter]:
         source = SavedTopK(answer.lattices)
         every = {system: LatticeDrafter(source, each) for system, each in strategies.items()}
-        return {**every, "oracle": HindsightDrafter(source, answer.tokens[answer.prompt_length :])}
+        return {**every, "oracle": OracleDrafter(source, answer.tokens[answer.prompt_length :])}
 
     return trees.replayed("drafter", [(name, texts, systems)])
 

@@ -28,7 +28,7 @@ import fst
 from benchmarks.common import Interval, err, options, pooled, read_csv, table, write_csv
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, LatticeSet, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Vanilla
 from latticebpd.lattices.sausage import PADDING, permuted
@@ -206,7 +206,7 @@ def systems_of(fit: Path, examples: set[int], path: Path) -> Any:
             "1-best": drafter(NBestPaths(tuned["1-best"], 1)),
             "16-best:0-gram": drafter(NBestPaths(plain, 16)),
             "16-best": drafter(NBestPaths(tuned["16-best"], 16)),
-            "oracle": HindsightDrafter(source, answer.tokens[answer.prompt_length :]),
+            "oracle": OracleDrafter(source, answer.tokens[answer.prompt_length :]),
         }
         for size in SIZES:
             tree, copies = BestTree(tuned[f"{size}-tree"], size), {"block_size": size, "num_nodes": size}

@@ -296,14 +296,14 @@ def compared(
     ends = ("win_repair", "win_regress", "tie_repair", "tie_regress", "loss_repair", "loss_regress")
     for number, lattices in by_text(cut_test):
         result = compare([lattices], systems, models)
-        about = {"task": task, "text": number, "tokens": int(result.walked[0, 0])}
-        calls.append(about | dict(zip(result.systems, result.walked[:, 1].tolist(), strict=True)))
+        about = {"task": task, "text": number, "tokens": int(result.decode_totals[0, 0])}
+        calls.append(about | dict(zip(result.systems, result.decode_totals[:, 1].tolist(), strict=True)))
         verified.append(about | dict(zip(result.systems, result.nodes.tolist(), strict=True)))
         for i, system in enumerate(result.systems):
             if system in LOOKED_AT:
                 row = {"task": task, "text": number, "system": system}
                 row |= dict(zip(("wins", "ties", "losses"), result.outcomes[i].tolist(), strict=True))
-                row |= dict(zip(ends, result.mended[i].ravel().tolist(), strict=True))
+                row |= dict(zip(ends, result.repetition_changes[i].ravel().tolist(), strict=True))
                 drafts.append(row | dict(zip(("equal", "neighbours", "run"), result.repeats[i].tolist(), strict=True)))
     return calls, verified, drafts
 
@@ -328,7 +328,7 @@ def oracles(task: str, test: LatticeSet) -> list[Row]:
     rows = []
     for number, lattices in by_text(test):
         counts = tally([lattices], KS, HEADS)
-        for k, walked in zip(KS, counts.walked, strict=True):
+        for k, walked in zip(KS, counts.decode_totals, strict=True):
             heads = dict(zip((f"h{heads}" for heads in HEADS), walked[:, 1].tolist(), strict=True))
             rows.append({"task": task, "text": number, "tokens": int(walked[0, 0]), "k": k, **heads})
     return rows

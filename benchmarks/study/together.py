@@ -35,7 +35,7 @@ from benchmarks.gad_recipe import BLOCKS, MADE_WITH, drafter_options, run_of, ta
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
 from latticebpd import Exact, Loaded, NoDrafter, TopBeta, TopK, drafter_named, load
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, stock
 from latticebpd.measuring.needed_slots import fewest
 from latticebpd.models.transformers.transformers_model import Model
@@ -203,7 +203,7 @@ def measure(study: Study) -> None:
     results = Results(own / "decodes.csv", [*systems], "test")
     lenient = [name for name, entry in chosen.items() if not entry.exact]
     runs = in_turns(base, systems, study.sources, results, lenient, time.process_time)
-    hindsight = HindsightDrafter(heads.lattice_source(), runs[GREEDY].tokens)  # by numbers of rows: all are one batch
+    hindsight = OracleDrafter(heads.lattice_source(), runs[GREEDY].tokens)  # by numbers of rows: all are one batch
     oracle = passes_of(decode(base, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(study.sources)))
     if oracle.tokens != runs[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")

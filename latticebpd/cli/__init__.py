@@ -63,15 +63,15 @@ class _LazyCommands(UserDict[str, Any]):
         else:
             holder.command(name, rich_help_panel=panel)(command)
         group: Any = typer.main.get_command(holder)
-        return laid_out(_refusing_odd_numbers(group.commands[name]), name)
+        return laid_out(_reject_nonfinite(group.commands[name]), name)
 
 
-def _refusing_odd_numbers(command: Any) -> Any:
+def _reject_nonfinite(command: Any) -> Any:
     """The command, or group of them, without the numbers that no option has a use for: nan, infinity, more than 64
     bits."""
     if subcommands := getattr(command, "commands", None):
         for each in subcommands.values():
-            _refusing_odd_numbers(each)
+            _reject_nonfinite(each)
         return command
     act = command.callback
 

@@ -68,7 +68,7 @@ def chat(
     for line in _lines(in_terminal):
         try:
             if line.startswith("/"):
-                if _obey(conversation, *line.partition(" ")[::2]):
+                if _run_command(conversation, *line.partition(" ")[::2]):
                     break
             elif line:
                 streamer = streamer_for(loaded.tokenizer, show_blocks)
@@ -105,7 +105,7 @@ def _lines(in_terminal: bool) -> Iterator[str]:
             print()
 
 
-def _obey(conversation: Chat, command: str, argument: str) -> bool:
+def _run_command(conversation: Chat, command: str, argument: str) -> bool:
     """Do what a line with a slash asks for; returns whether it ends the chat."""
     argument = argument.strip()
     if command == "/system":

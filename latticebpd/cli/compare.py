@@ -147,9 +147,9 @@ def show_comparison(
 def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[FittedRecord]:
     """The tunings and calibrations whose examples these lattices hold."""
     from latticebpd.measuring.examples import lattices_fingerprint
-    from latticebpd.scoring.rescoring import set_aside_by
+    from latticebpd.scoring.rescoring import fitted_records
 
-    stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
+    stored = {name: records for name, model in models.items() if (records := fitted_records(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
     used: list[FittedRecord] = []
     for name, tunings in stored.items():
@@ -212,9 +212,11 @@ def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
         "headroom_recovered": comparison.headroom_recovered,
         "verified_tokens": comparison.verified_tokens,
         **dict(zip(("win", "tie", "loss"), comparison.outcome_share.T, strict=True)),
-        **dict(zip(("repair", "regress"), ratio(100 * comparison.mended.sum(axis=1), steps).T, strict=True)),
-        **dict(zip(("win_repair", "win_regress"), comparison.mended_share(0).T, strict=True)),
-        **dict(zip(("loss_repair", "loss_regress"), comparison.mended_share(2).T, strict=True)),
+        **dict(
+            zip(("repair", "regress"), ratio(100 * comparison.repetition_changes.sum(axis=1), steps).T, strict=True)
+        ),
+        **dict(zip(("win_repair", "win_regress"), comparison.repetition_shares(0).T, strict=True)),
+        **dict(zip(("loss_repair", "loss_regress"), comparison.repetition_shares(2).T, strict=True)),
         "misranked": lost[:, MISRANKED],
         "cut": lost[:, CUT],
         "not_in_lattice": lost[:, NOT_IN_LATTICE],

@@ -94,7 +94,7 @@ def excluded(path: Path | None) -> list[Tuning]:
 def _decode(
     files: list[Path], loaded: Loaded, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool
 ) -> list[dict[str, Any]]:
-    from latticebpd.drafters.lattice_drafter import HindsightDrafter
+    from latticebpd.drafters.lattice_drafter import OracleDrafter
     from latticebpd.lattices.shards import text_ends
     from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import decode
@@ -102,7 +102,7 @@ def _decode(
     texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        drafters = {f"k={k}": partial(HindsightDrafter, loaded.lattice_source(k)) for k in ks}  # k = 1 is vanilla
+        drafters = {f"k={k}": partial(OracleDrafter, loaded.lattice_source(k)) for k in ks}  # k = 1 is vanilla
         ends = text_ends(files[0])
         decoded = decode(loaded.target, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():

@@ -41,7 +41,7 @@ class PausedDecode:
         self._resume, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         """Run up to the next block, or to the end; raises what the decode raises."""
         self._resume.release()
         self._pause.acquire()
@@ -94,7 +94,7 @@ def show_side_by_side(console: Console, decodes: Sequence[PausedDecode]) -> list
     with Live(columns(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
         shown = 0.0
         while running := [decode for decode in decodes if decode.result is None]:
-            min(running, key=lambda decode: decode.seconds).go_on()
+            min(running, key=lambda decode: decode.seconds).step()
             if time.perf_counter() - shown > 1 / FRAMES:
                 live.update(columns(), refresh=True)
                 shown = time.perf_counter()

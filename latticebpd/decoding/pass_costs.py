@@ -119,7 +119,7 @@ def profile_drafts(
 ) -> CostCurve:
     """Costs of passes as of `profile`, and of drafting with as many slots as pay off by them.
 
-    drafter_of: pass costs -> a `PayingDrafter`.
+    drafter_of: pass costs -> a `CostAwareDrafter`.
     """
     costs = profile(model, columns, context=context, rounds=rounds)
     drafts = profile(model, (1,), context=8, rounds=rounds, drafter=drafter_of(costs).drafter)

@@ -1,7 +1,7 @@
 """The one table of this package's names, and of where each is."""
 
 from .block.block_family import BlockLattices as BlockLattices
-from .block.block_lattices import DrafterHeads as DrafterHeads
+from .block.block_lattices import MarkovAndConfidenceHeads as MarkovAndConfidenceHeads
 from .copies.prompt_lookup import PromptNgramDrafter as PromptNgramDrafter
 from .drafter import Drafter as Drafter
 from .drafter import NoDrafter as NoDrafter
@@ -13,7 +13,7 @@ from .heads.head_drafters import PathsDrafter as PathsDrafter
 from .heads.head_drafters import TreeDrafter as TreeDrafter
 from .heads.head_drafters import VanillaDrafter as VanillaDrafter
 from .heads.head_family import HeadLattices as HeadLattices
-from .known_text import GoldDrafter as GoldDrafter
+from .known_text import ReferenceDrafter as ReferenceDrafter
 from .lattice_drafter import LatticeDrafter as LatticeDrafter
 from .masks.mask_family import MaskLattices as MaskLattices
 from .mixture import MixtureDrafter as MixtureDrafter

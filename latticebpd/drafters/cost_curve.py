@@ -2,7 +2,7 @@
 
 A pass over ``rows`` texts of ``columns`` tokens each, the next token and the drafted ones, takes ``seconds``; between
 the sizes that were measured it is taken to rise evenly. Making the drafts takes ``drafting``, whatever is left of them.
-``latticebpd profile`` measures both; `latticebpd.drafters.paying_drafts` cuts trees by them.
+``latticebpd profile`` measures both; `latticebpd.drafters.cost_aware` cuts trees by them.
 """
 
 from __future__ import annotations

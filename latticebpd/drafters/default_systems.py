@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latticebpd.drafters.cost_curve import CostCurve
-from latticebpd.drafters.family import FamilySource
+from latticebpd.drafters.family import LatticeProposer
 from latticebpd.drafters.system_names import CALIBRATED, COPIES, SystemName
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
 
@@ -12,9 +12,9 @@ ARCS = 16
 
 
 def default_system(
-    source: FamilySource | None,
+    source: LatticeProposer | None,
     lm: LanguageModel = None,
-    own_lm: bool = False,
+    lm_from_caller: bool = False,
     alpha: float | None = None,
     num_nodes: int | None = None,
     by_cost: bool = False,
@@ -23,17 +23,17 @@ def default_system(
     drafter.
 
     lm, alpha: the language model and its weight, if any; a calibration has its own.
-    own_lm: the caller named the language model; else it lies next to the target and may be calibrated for heads.
+    lm_from_caller: the caller named the language model; else it lies next to the target, perhaps calibrated for heads.
     num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
     by_cost: trees are cut to what pays off, so they may be large.
     """
     if source is None:
         return f"{num_nodes or 16}-copies"
     size = num_nodes or (64 if by_cost else 16)
-    rescored = lm if own_lm or source.shares_lm else None
+    rescored = lm if lm_from_caller or source.uses_target_calibration else None
     if alpha is None and is_calibrated(rescored):
         return f"{size}-{CALIBRATED}"
-    return f"{size}-tree" if by_cost else source.default_system(own_lm).format(n=size)
+    return f"{size}-tree" if by_cost else source.default_system(lm_from_caller).format(n=size)
 
 
 def lattice_shape(

@@ -63,27 +63,27 @@ class LatticeSource(Protocol):
         """Its size, if it is known."""
 
     @property
-    def owner(self) -> str:
+    def vocabulary_name(self) -> str:
         """Whose tokens they are, in words."""
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         """The lattice right after each state's tokens, at most as long as the length limit allows; None: no lattice."""
 
 
-class FamilySource(LatticeSource, Protocol):
+class LatticeProposer(LatticeSource, Protocol):
     """Lattices by a trained drafter, next to its target.
 
     k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
     has_transitions: whether its lattices have transitions.
     shortlist: ``[n]`` int64, ascending: the tokens that the drafter knows; None: all of its vocabulary.
-    shares_lm: whether a language model that lies next to the target is calibrated for these lattices.
+    uses_target_calibration: whether a language model that lies next to the target is calibrated for these lattices.
     """
 
     k: int
     num_tokens: int
     has_transitions: bool
     shortlist: np.ndarray | None
-    shares_lm: bool
+    uses_target_calibration: bool
 
     @property
     def num_slots(self) -> int: ...
@@ -127,5 +127,5 @@ class Family(Protocol):
     def runs_beside_engine(self, path: Path) -> bool:
         """Whether the drafter of a path can draft for a target on the CPU engine."""
 
-    def load(self, path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+    def load(self, path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
         """The drafter of a path, next to its target; ValueError where it cannot be read, or does not fit."""

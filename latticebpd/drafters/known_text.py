@@ -8,7 +8,7 @@ from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 
 
-class GoldDrafter(Drafter):
+class ReferenceDrafter(Drafter):
     """A known text, ``block_size`` tokens at a time: every draft is right if the base model writes that text.
 
     continuations: the base model's own output after the prompt: one for every row of the batch, or, for a single

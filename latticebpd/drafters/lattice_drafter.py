@@ -23,7 +23,7 @@ class LatticeDrafter(Drafter):
     def __init__(self, source: LatticeSource, strategy: Strategy, prompt_context: bool = True) -> None:
         scorer = getattr(strategy, "scorer", None)
         if scorer is not None:
-            check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.owner)
+            check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.vocabulary_name)
         self.source, self.strategy, self.needs_hidden = source, strategy, source.needs_hidden
         self.needs_layers: tuple[int, ...] = getattr(source, "needs_layers", ())
         self.prompt_context = prompt_context
@@ -45,7 +45,7 @@ class LatticeDrafter(Drafter):
         return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
 
 
-class HindsightDrafter(LatticeDrafter):
+class OracleDrafter(LatticeDrafter):
     """The oracle as a drafter: the best path of a source's lattice in hindsight (Kim 2024, section 6.3).
 
     continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from latticebpd.drafters.family import Family, FamilySource, LoadOptions, Target
+from latticebpd.drafters.family import Family, LatticeProposer, LoadOptions, Target
 
 BESIDE_TARGET = ("heads.head_family",)
 """Families whose drafters lie in their target's own folder. Their modules import no PyTorch."""
@@ -29,7 +29,7 @@ def family_beside(folder: Path) -> Family | None:
     return next((family for family in families(BESIDE_TARGET) if family.recognises(folder)), None)
 
 
-def load_source(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+def load_source(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
     """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
     drafter cannot be read or does not fit."""
     family = family_of(path)

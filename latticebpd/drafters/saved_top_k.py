@@ -28,7 +28,7 @@ class SavedTopK:
     """
 
     needs_hidden = False
-    owner = "the saved lattices"
+    vocabulary_name = "the saved lattices"
 
     def __init__(self, saved: LatticeSet | str | os.PathLike[str]) -> None:
         self.saved = saved if isinstance(saved, LatticeSet) else load_top_k(saved)

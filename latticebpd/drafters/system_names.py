@@ -27,11 +27,11 @@ from typing import TypeAlias
 
 from latticebpd.checks import expect
 from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
+from latticebpd.drafters.cost_aware import CostAwareDrafter, Costs
 from latticebpd.drafters.drafter import Drafter, NoDrafter
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
-from latticebpd.drafters.paying_drafts import Costs, PayingDrafter
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
@@ -137,14 +137,14 @@ def drafter_named(
     """The drafter of that name.
 
     source: of the lattices; None: only ``greedy`` and copies are possible. lm, alpha: as for :func:`strategy_named`.
-    costs: as for `PayingDrafter`: trees are cut to the nodes that promise the most tokens a second.
+    costs: as for `CostAwareDrafter`: trees are cut to the nodes that promise the most tokens a second.
     Raises ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no
     source, or costs for trees that do not tell probabilities.
     """
     if costs is not None:
         forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"
         expect(tells_probabilities(name), f"{forms} with costs, since these trees can be cut", repr(name))
-        return PayingDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)
+        return CostAwareDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)
     if name == GREEDY:
         return NoDrafter()
     lattices = name.removeprefix(f"{COPIES}+")

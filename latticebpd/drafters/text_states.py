@@ -23,7 +23,7 @@ ROWS = 16
 class NetworkSource:
     """What sources of lattices by a network of their own, next to their target, share."""
 
-    shares_lm = False
+    uses_target_calibration = False
     shortlist: np.ndarray | None = None
 
     def __init__(self, hash_weights: Callable[[], str], target: AnyModel | None) -> None:

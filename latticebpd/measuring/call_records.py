@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from latticebpd.decoding.loop import Generated, Step, generate
+from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.drafters.known_text import GoldDrafter
+from latticebpd.drafters.known_text import ReferenceDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
-from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.models.target_model import AnyModel, target_model
 from latticebpd.scoring.posteriors import arc_posteriors
@@ -106,7 +106,7 @@ def scorer_of(drafter: Drafter) -> Scorer | None:
     """The scorer of a drafter's lattices; None where they are not rescored."""
     if isinstance(drafter, MixtureDrafter):
         return scorer_of(drafter.first) or scorer_of(drafter.second)
-    if isinstance(drafter, PayingDrafter):
+    if isinstance(drafter, CostAwareDrafter):
         return scorer_of(drafter.drafter)
     return getattr(getattr(drafter, "strategy", None), "scorer", None)
 
@@ -153,7 +153,7 @@ def _choices(model: AnyModel, prompt: Sequence[int], written: Sequence[int]) -> 
     """The model's choice at every token of its text, from a decode that drafts the text itself."""
     rule = _ForcedText(written)
     # One token more than the text has: a processor that forces the last token must not do so within the text.
-    drafter, mask, limit = GoldDrafter(list(written), len(written)), [[1] * len(prompt)], len(written) + 1
+    drafter, mask, limit = ReferenceDrafter(list(written), len(written)), [[1] * len(prompt)], len(written) + 1
     generate(model, [list(prompt)], drafter, rule, max_new_tokens=limit, eos_token_id=(), attention_mask=mask)
     return rule.choices
 

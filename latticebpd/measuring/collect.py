@@ -26,7 +26,7 @@ from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
-from latticebpd.drafters.family import FamilySource
+from latticebpd.drafters.family import LatticeProposer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.npz import is_intact
 from latticebpd.lattices.sausage import PADDING
@@ -69,7 +69,7 @@ class CollectOptions:
 
 
 def collect(
-    drafts: FamilySource,
+    drafts: LatticeProposer,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -112,7 +112,7 @@ def collect(
 
 
 def collect_shards(
-    drafts: FamilySource,
+    drafts: LatticeProposer,
     data: Texts,
     directory: PathLike,
     options: CollectOptions,
@@ -158,7 +158,7 @@ def collect_shards(
         raise NoLatticeError
 
 
-def as_source(drafts: FamilySource, k: int) -> FamilySource:
+def as_source(drafts: LatticeProposer, k: int) -> LatticeProposer:
     """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
     expect(k <= drafts.num_tokens, f"at most {drafts.num_tokens} arcs per slot (the tokens that the drafter knows)", k)
     return drafts if drafts.k == k else drafts.with_shape(k, drafts.num_slots)
@@ -166,7 +166,7 @@ def as_source(drafts: FamilySource, k: int) -> FamilySource:
 
 @torch.inference_mode()
 def text_lattices(
-    drafts: FamilySource,
+    drafts: LatticeProposer,
     text: Sequence[int],
     positions: range,
     context_length: int,

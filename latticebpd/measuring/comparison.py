@@ -39,12 +39,13 @@ class Comparison(MergeableCounts):
     systems: names. counts: ``[systems, slots + 1]`` steps by accepted drafted tokens.
     nodes: ``[systems]`` verified tokens.
     outcomes: ``[systems, 3]`` steps where a system accepts more than vanilla, as many, fewer.
-    mended: ``[systems, 3, 2]`` of these, steps whose vanilla draft repeats a token and whose first draft does not, and
-        the reverse.
+    repetition_changes: ``[systems, 3, 2]`` of these, steps whose vanilla draft repeats a token and whose first draft
+        does not, and the reverse.
     repeats: ``[systems, 3]`` equal neighbours in the first drafts, all neighbours, sum of each draft's longest run. As
         in the paper, a draft begins with head 1's token: the last of the context.
     lost: ``[systems, 4]`` steps where the drafts end before the lattice does, by cause: see ``oracle_tally.losses``.
-    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; texts: ``[1]`` number of them; zero by position.
+    decode_totals: ``[systems, 3]`` tokens, calls, fewest calls of decodes; texts: ``[1]`` number of them; zero by
+        position.
     resampled: ``[RESAMPLES, systems, 2]`` tokens and steps over texts resampled with Poisson weights.
     """
 
@@ -55,10 +56,10 @@ class Comparison(MergeableCounts):
     counts: np.ndarray
     nodes: np.ndarray
     outcomes: np.ndarray
-    mended: np.ndarray
+    repetition_changes: np.ndarray
     repeats: np.ndarray
     lost: np.ndarray
-    walked: np.ndarray
+    decode_totals: np.ndarray
     texts: np.ndarray
     resampled: np.ndarray
 
@@ -66,14 +67,14 @@ class Comparison(MergeableCounts):
     def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
         size = len(keys["systems"])
         return {
-            "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2),
-            "repeats": (size, 3), "lost": (size, 4), "walked": (size, 3), "texts": (1,),
+            "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "repetition_changes": (size, 3, 2),
+            "repeats": (size, 3), "lost": (size, 4), "decode_totals": (size, 3), "texts": (1,),
             "resampled": (RESAMPLES, size, 2),
         }  # fmt: skip
 
     @property
     def num_lattices(self) -> int:
-        return int(self.walked[0, 0] if self.signature.by == DECODE else self.counts[0].sum())
+        return int(self.decode_totals[0, 0] if self.signature.by == DECODE else self.counts[0].sum())
 
     @property
     def steps(self) -> np.ndarray:
@@ -83,12 +84,13 @@ class Comparison(MergeableCounts):
     @property
     def block_efficiency(self) -> np.ndarray:
         """``[systems]`` tokens per call of a decode; by position accepted drafted tokens, and the free one."""
-        return block_efficiency(self.signature.by, self.counts, self.walked)
+        return block_efficiency(self.signature.by, self.counts, self.decode_totals)
 
     @property
     def block_efficiency_with_prefill(self) -> np.ndarray:
         """``[systems]`` the same with each text's prefill as a call, and the token that it yields; NaN by position."""
-        return ratio(self.walked[:, 0] + self.texts, (self.walked[:, 1] + self.texts) * (self.walked[:, 1] > 0))
+        tokens, calls = self.decode_totals[:, 0], self.decode_totals[:, 1]
+        return ratio(tokens + self.texts, (calls + self.texts) * (calls > 0))
 
     @property
     def verified_tokens(self) -> np.ndarray:
@@ -124,9 +126,9 @@ class Comparison(MergeableCounts):
         """``[systems, 4]`` where drafts end, by cause, % of steps."""
         return ratio(100 * self.lost, self.steps[:, None])
 
-    def mended_share(self, outcome: int) -> np.ndarray:
+    def repetition_shares(self, outcome: int) -> np.ndarray:
         """``[systems, 2]`` % of wins (outcome 0), ties (1) or losses (2) that repair a repetition, or make one."""
-        return ratio(100 * self.mended[:, outcome], self.outcomes[:, outcome, None])
+        return ratio(100 * self.repetition_changes[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
         """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla."""
@@ -160,7 +162,7 @@ def compare(
     settings = {"lm": _description(lm), "alpha": _weights(strategies), "seed": seed}
     signature = Signature.of(first, by=counted_by(by, first), **settings)
     result = Comparison.zero(signature, shard, systems=names)
-    replay = DecodeReplay(result.walked)
+    replay = DecodeReplay(result.decode_totals)
     for block, numbers in parts:
         signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
@@ -207,7 +209,10 @@ def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome], ste
         better = np.sign(system.lengths - vanilla.lengths)
         for column, alike in enumerate((better > 0, better == 0, better < 0)):
             result.outcomes[row, column] += (here & alike).sum()
-            result.mended[row, column] += [(here & alike & repaired).sum(), (here & alike & regressed).sum()]
+            result.repetition_changes[row, column] += [
+                (here & alike & repaired).sum(),
+                (here & alike & regressed).sum(),
+            ]
         result.repeats[row] += [equal[here].sum(), neighbours[here].sum(), longest[here].sum()]
         rows, _, causes = losses(block, rank, system.lengths, system.cut)
         result.lost[row] += np.bincount(causes[here[rows]], minlength=result.lost.shape[1])

@@ -19,14 +19,18 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
 
-def block_efficiency(by: str | None, counts: np.ndarray, walked: np.ndarray) -> np.ndarray:
+def block_efficiency(by: str | None, counts: np.ndarray, decode_totals: np.ndarray) -> np.ndarray:
     """``[...]`` tokens per call of decodes; by position the mean accepted length, and the token that comes free.
 
-    counts: ``[..., slots + 1]`` steps by accepted drafted tokens. walked: ``[..., 3]`` of ``DecodeReplay``.
+    counts: ``[..., slots + 1]`` steps by accepted drafted tokens. decode_totals: ``[..., 3]`` of ``DecodeReplay``.
     """
     if by == DECODE:
-        return ratio(walked[..., 0], walked[..., 1])
+        return ratio(decode_totals[..., 0], decode_totals[..., 1])
     return ratio(counts @ np.arange(counts.shape[-1]), counts.sum(axis=-1)) + 1
+
+
+STORED_NAMES = {"repetition_changes": "mended", "decode_totals": "walked"}
+"""Arrays that records call otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,8 @@ class MergeableCounts:
         keys, parts = self._keys(), sorted(map(str, self.parts))
         if self.parts and len(self.parts) == min(self.parts).count:
             parts = [str(Shard())]
-        arrays = {name: getattr(self, name).tolist() for name in self.shapes(keys, self.signature.heads - 1)}
+        names = self.shapes(keys, self.signature.heads - 1)
+        arrays = {STORED_NAMES.get(name, name): getattr(self, name).tolist() for name in names}
         lists = {name: [*values] for name, values in keys.items()}
         return {"kind": self.KIND, "signature": asdict(self.signature), "parts": parts, **lists, **arrays}
 
@@ -101,7 +106,7 @@ class MergeableCounts:
             signature = Signature(**record["signature"])
             keys = {each.name: tuple(record[each.name]) for each in fields(cls) if str(each.type).startswith("tuple")}
             shapes = cls.shapes(keys, signature.heads - 1)
-            arrays = {name: np.array(record[name], dtype=np.int64) for name in shapes}
+            arrays = {name: np.array(record[STORED_NAMES.get(name, name)], np.int64) for name in shapes}
             parts = frozenset(map(Shard.parse, record.get("parts", ())))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             wanted = f"a record of kind {cls.KIND!r}, as `{cls.COMMAND} --tally` writes it"

@@ -19,7 +19,7 @@ from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, NoDrafter, drafter_named
 from latticebpd.drafters.family import LatticeSource
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
@@ -127,7 +127,7 @@ def system_drafters(
 
     def factory(system: str) -> Factory:
         if system == ORACLE:
-            return partial(HindsightDrafter, source)
+            return partial(OracleDrafter, source)
         return lambda _: drafter_named(system, source, lm, alpha, prompt_context)
 
     return {system: factory(system) for system in systems}

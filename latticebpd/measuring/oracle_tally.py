@@ -1,4 +1,4 @@
-"""The oracle over a data set, counted: top-k block efficiency that perfect rescoring would reach (Kim 2024, section 6.3).
+"""The oracle over a data set, counted: what perfect rescoring would reach, by k and heads (Kim 2024, section 6.3).
 
 Everything follows from *ranks*: the rank, by falling log-probability, of the base model's own token in its slot.
 The oracle over the k best arcs of the first h heads accepts up to the first slot whose rank is k or more.
@@ -80,7 +80,7 @@ class OracleTally(MergeableCounts):
     """Sums over steps, calls or positions, for every width ``ks[i]`` and number of heads ``heads[j]``.
 
     counts: ``[k, heads, slots + 1]`` steps by accepted drafted tokens.
-    walked: ``[k, heads, 3]`` tokens, calls of a decode, fewest calls; zero where texts are not known.
+    decode_totals: ``[k, heads, 3]`` tokens, calls of a decode, fewest calls; zero where texts are not known.
     lost: ``[slots, 3]`` slots where vanilla drafts end, because the token was misranked (0) or absent (1), or the text
         had ended (2).
     vanilla: ``[2]`` lattices, and steps of vanilla drafts.
@@ -92,14 +92,14 @@ class OracleTally(MergeableCounts):
     ks: tuple[int, ...]
     heads: tuple[int, ...]
     counts: np.ndarray
-    walked: np.ndarray
+    decode_totals: np.ndarray
     lost: np.ndarray
     vanilla: np.ndarray
 
     @classmethod
     def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
         each = (len(keys["ks"]), len(keys["heads"]))
-        return {"counts": (*each, slots + 1), "walked": (*each, 3), "lost": (slots, 3), "vanilla": (2,)}
+        return {"counts": (*each, slots + 1), "decode_totals": (*each, 3), "lost": (slots, 3), "vanilla": (2,)}
 
     @property
     def num_lattices(self) -> int:
@@ -108,12 +108,12 @@ class OracleTally(MergeableCounts):
     @property
     def block_efficiency(self) -> np.ndarray:
         """``[k, heads]`` tokens per call of a decode; by position accepted drafted tokens, and the free one."""
-        return block_efficiency(self.signature.by, self.counts, self.walked)
+        return block_efficiency(self.signature.by, self.counts, self.decode_totals)
 
     @property
     def best_block_efficiency(self) -> np.ndarray:
         """``[k, heads]`` tokens per call at the fewest calls; NaN where texts are not known."""
-        return ratio(self.walked[..., 0], self.walked[..., 2])
+        return ratio(self.decode_totals[..., 0], self.decode_totals[..., 2])
 
     @property
     def accepted_share(self) -> np.ndarray:
@@ -145,7 +145,7 @@ def tally(
     slots = first.tokens.shape[1]
     signature = Signature.of(first, by=counted_by(by, first))
     result = OracleTally.zero(signature, shard, ks=tuple(ks), heads=tuple(heads) or (slots + 1,))
-    replay, vanilla_replay = DecodeReplay(result.walked), DecodeReplay(np.zeros(3, np.int64))
+    replay, vanilla_replay = DecodeReplay(result.decode_totals), DecodeReplay(np.zeros(3, np.int64))
     for block in blocks:
         signature.check(block)
         rank = ranks(block)

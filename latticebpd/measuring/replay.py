@@ -34,13 +34,13 @@ class DecodeReplay:
     greedy search: among all positions within reach of the calls so far, take the one whose call reaches furthest.
     """
 
-    def __init__(self, walked: np.ndarray) -> None:
-        """walked: ``[..., 3]`` tokens, calls, fewest calls of each of ``[...]`` drafters, added to."""
-        self.walked = walked
+    def __init__(self, decode_totals: np.ndarray) -> None:
+        """decode_totals: ``[..., 3]`` tokens, calls, fewest calls of each of ``[...]`` drafters, added to."""
+        self.decode_totals = decode_totals
         self.texts = 0
         self.text = -1  # the last block's last one
         self.position = 0  # in it
-        self.state = np.zeros((3, *walked.shape[:-1]), np.int64)
+        self.state = np.zeros((3, *decode_totals.shape[:-1]), np.int64)
 
     def steps(self, by: str | None, block: LatticeSet, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """``[n, ...]`` where each drafter makes a step, and the tokens that it writes there.
@@ -80,10 +80,10 @@ class DecodeReplay:
             due = reach[:going] == here
             reach[:going] = np.where(due, furthest[:going], reach[:going])
             calls[starts[:going] + step] = called
-            self.walked[..., 2] += due.sum(axis=0)
+            self.decode_totals[..., 2] += due.sum(axis=0)
             position[:going] += 1
-        self.walked[..., 0] += len(sequence)
-        self.walked[..., 1] += calls.sum(axis=0)
+        self.decode_totals[..., 0] += len(sequence)
+        self.decode_totals[..., 1] += calls.sum(axis=0)
         last = int(np.argmax(starts))
         self.text, self.position, self.state = int(sequence[-1]), int(position[last]), state[:, last].copy()
         return calls

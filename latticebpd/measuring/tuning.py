@@ -36,24 +36,24 @@ class AlphaSweep:
     """One system at several weights, on the same lattices.
 
     alphas: rising. counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
-    walked: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
+    decode_totals: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
     """
 
     system: str
     alphas: tuple[float, ...]
     counts: np.ndarray
-    walked: np.ndarray
+    decode_totals: np.ndarray
     signature: Signature
 
     @property
     def by(self) -> str:
         """``decode``, or ``position`` where texts are not known."""
-        return DECODE if self.walked[0, 1] else POSITION
+        return DECODE if self.decode_totals[0, 1] else POSITION
 
     @property
     def block_efficiency(self) -> np.ndarray:
         """``[alphas]`` tokens per call of decodes, or by position where texts are not known."""
-        return block_efficiency(self.by, self.counts, self.walked)
+        return block_efficiency(self.by, self.counts, self.decode_totals)
 
     @property
     def best(self) -> float:
@@ -65,7 +65,8 @@ class AlphaSweep:
         every = (*self.alphas, *other.alphas)
         alphas, order = tuple(sorted(every)), np.argsort(every, kind="stable")
         counts = np.concatenate([self.counts, other.counts])[order]
-        return replace(self, alphas=alphas, counts=counts, walked=np.concatenate([self.walked, other.walked])[order])
+        totals = np.concatenate([self.decode_totals, other.decode_totals])[order]
+        return replace(self, alphas=alphas, counts=counts, decode_totals=totals)
 
 
 def sweep_alpha(
@@ -82,8 +83,8 @@ def sweep_alpha(
     first, blocks = first_and_all(block for block in blocks if len(block))
     signature = Signature.of(first, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
     slots = first.tokens.shape[1]
-    counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
-    replay = DecodeReplay(walked)
+    counts, decode_totals = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
+    replay = DecodeReplay(decode_totals)
     for block in blocks:
         signature.check(block)
         lengths = np.stack([outcome(strategy, block).lengths for strategy in strategies], axis=1)
@@ -91,7 +92,7 @@ def sweep_alpha(
             counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
         if block.sequence is not None:
             replay.add(block.sequence, lengths)
-    return AlphaSweep(system, tuple(alphas), counts, walked, signature)
+    return AlphaSweep(system, tuple(alphas), counts, decode_totals, signature)
 
 
 def tune(

@@ -18,7 +18,7 @@ from latticebpd._version import __version__
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.lattices.values import as_numpy
 from latticebpd.loading import BUNDLED, Loaded
 from latticebpd.machine import machine_settings
@@ -178,7 +178,7 @@ def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
     drafters = {label: loaded.drafter(name, k=settings.k) for label, name in system_names(loaded, settings).items()}
     if loaded.source is not None and settings.every_system:
-        drafters["oracle"] = HindsightDrafter(loaded.lattice_source(settings.k), continuation)
+        drafters["oracle"] = OracleDrafter(loaded.lattice_source(settings.k), continuation)
     return drafters
 
 

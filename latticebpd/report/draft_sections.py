@@ -218,7 +218,7 @@ def repetition(measurements: Measurements) -> Section:
         measures = (comparison.consecutive_repeats.tolist(), comparison.longest_run.tolist())
         cells = [(values[0], Cell(values[i], good=values[i] < values[0])) for values in measures]
         rows.append((measured.name, *cells[0], *cells[1]))
-        won, lost = (comparison.mended_share(outcome)[i].tolist() for outcome in (0, 2))
+        won, lost = (comparison.repetition_shares(outcome)[i].tolist() for outcome in (0, 2))
         wins, ties, losses = comparison.outcomes[i].tolist()
         contest.append((measured.name, ties, wins, *won, losses, *lost))
     consec = "Neighbours in drafts that are one token twice, of all neighbours."

@@ -222,7 +222,7 @@ def _measure_one(
     records: dict[FittedRecord, None] = {}  # each once, in order
     for name, model in models.items():
         weighted[name] = rescoring.tuned(model, tunings.get(name, ()))
-        records |= dict.fromkeys((*tunings.get(name, ()), *rescoring.set_aside_by(model)))
+        records |= dict.fromkeys((*tunings.get(name, ()), *rescoring.fitted_records(model)))
     # Weights tuned on other files exclude none of these examples.
     fitted = [record for record in records if record.lattices == fingerprint]
     _, slots, k = first.tokens.shape

@@ -110,9 +110,9 @@ class CalibratedScorer:
             tokens[row, : len(nodes)], parents[row, : len(nodes)] = nodes, above
         return tokens, parents
 
-    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
+    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, vocabulary_name: str) -> None:
         """As the n-gram model does."""
-        self.ngram.check_vocabulary(fingerprint, vocab_size, owner)
+        self.ngram.check_vocabulary(fingerprint, vocab_size, vocabulary_name)
 
 
 def _starts_with(text: np.ndarray, known: np.ndarray) -> bool:

@@ -72,25 +72,27 @@ class NgramScorer:
         tokens, parents, _, _ = fst.best_first_tree_batch(*arguments, lattices.context, threads, lattices.transitions)
         return tokens, parents
 
-    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
+    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, vocabulary_name: str) -> None:
         """Refuse to score for a model of another vocabulary; None is unknown."""
         if self.lm is None:
             return
-        check_fingerprints("an n-gram model", self.lm.fingerprint, fingerprint, owner)
-        wanted, got = f"an n-gram model over the token ids of {owner}", f"one over {self.lm.vocab_size}"
+        check_fingerprints("an n-gram model", self.lm.fingerprint, fingerprint, vocabulary_name)
+        wanted, got = f"an n-gram model over the token ids of {vocabulary_name}", f"one over {self.lm.vocab_size}"
         remedy = f"{RETRAIN}, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={{word: id}})"
         expect(not self.lm.own_ids, wanted, f"{got} words of its own", remedy)
-        wanted = f"an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner})"
+        wanted = f"an n-gram model over at most {vocab_size} tokens (the vocabulary of {vocabulary_name})"
         expect(vocab_size is None or self.lm.vocab_size <= vocab_size, wanted, got, RETRAIN)
 
 
-def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str) -> None:
+def check_fingerprints(kind: str, own: str | None, other: str | None, vocabulary_name: str) -> None:
     """ValueError if two vocabularies are known to differ.
 
-    kind, own: the scorer and the hash of its vocabulary.  owner, other: the model that it scores for, and its hash.
+    kind, own: the scorer and the hash of its vocabulary.  vocabulary_name, other: whose vocabulary it should be, and
+    that one's hash.
     """
     if own and other and own != other:
-        raise ValueError(f"expected {kind} over the vocabulary of {owner} ({other}), got one over {own}; {RETRAIN}")
+        wanted = f"{kind} over the vocabulary of {vocabulary_name} ({other})"
+        raise ValueError(f"expected {wanted}, got one over {own}; {RETRAIN}")
 
 
 def trees_of(batch: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> list[Tree]:

@@ -82,7 +82,7 @@ def tuned(lm: LanguageModel, tunings: tuple[Tuning, ...]) -> Tuned:
     return Tuned(calibrated.ngram, tunings, calibrated.calibration)
 
 
-def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
+def fitted_records(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
     """The records stored with a model's file of what was fitted on examples."""
     loaded = as_tuned(lm)
     return loaded.tunings if loaded.calibration is None else (*loaded.tunings, loaded.calibration)
@@ -120,15 +120,16 @@ def _read(path: Path, modified: tuple[int | None, ...]) -> Tuned:
 
 
 def check_vocabulary(
-    lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model"
+    lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, vocabulary_name: str = "the model"
 ) -> None:
-    """ValueError for a language model of another vocabulary than ``owner``'s, as far as both are known.
+    """ValueError for a language model of another vocabulary than the lattices', as far as both are known.
 
-    fingerprint, vocab_size: hash and size of the owner's vocabulary, or None.  owner: its name, for the message.
+    fingerprint, vocab_size: hash and size of the lattices' vocabulary, or None.  vocabulary_name: whose it is, for the
+    message.
     """
     check = getattr(as_scorer(lm), "check_vocabulary", None)
     if check is not None:
-        check(fingerprint, vocab_size, owner)
+        check(fingerprint, vocab_size, vocabulary_name)
 
 
 def rescore(

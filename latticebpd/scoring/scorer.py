@@ -24,7 +24,8 @@ Context: TypeAlias = "Sequence[int] | np.ndarray"
 class Scorer(Protocol):
     """Ranks the paths of many lattices, of any shapes, at a time.
 
-    Optional: ``check_vocabulary(fingerprint, vocab_size, owner)``, which refuses lattices of another vocabulary.
+    Optional: ``check_vocabulary(fingerprint, vocab_size, vocabulary_name)``, which refuses lattices of another
+    vocabulary.
     """
 
     @property

@@ -17,7 +17,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.transformers.transformers_model import Model
 from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.row_cache import RowCache
-from latticebpd.verification.tree_positions import Placement
+from latticebpd.verification.tree_positions import PositionScheme
 from latticebpd.verification.verifier import Verified
 
 
@@ -43,7 +43,7 @@ class TreeVerifier:
     """
 
     def __init__(
-        self, model: Model, placement: Placement, source: EncodedSource | None = None, layers: Sequence[int] = ()
+        self, model: Model, placement: PositionScheme, source: EncodedSource | None = None, layers: Sequence[int] = ()
     ) -> None:
         self.forward, self.placement = Forward(model, source, layers), placement
         self.device = self.forward.base.device

@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from latticebpd.models.transformers.transformers_model import once_per_model
 
 
-class Placement(Protocol):
+class PositionScheme(Protocol):
     """Makes the decoder's arguments for one pass.
 
     max_keys: the limit of the cache's positions and a pass's columns together, drafts included; None for no limit.
@@ -40,7 +40,7 @@ class Placement(Protocol):
         """
 
 
-class ByPositionIds(Placement):
+class ByPositionIds(PositionScheme):
     """Positions are an argument.
 
     Layers with a sliding window get a mask of their own, in which no key is ``window`` or more positions away.
@@ -59,7 +59,7 @@ class ByPositionIds(Placement):
 
 
 @once_per_model
-def given_scale(model: PreTrainedModel) -> float:
+def inputs_embeds_scale(model: PreTrainedModel) -> float:
     """The factor that a decoder applies to given embeddings, from a trial.
 
     `transformers` 5 scales those given to Marian like its own; other versions and models do not.
@@ -78,26 +78,29 @@ def given_scale(model: PreTrainedModel) -> float:
     return scale if torch.equal(from_embeddings, own) else 1.0
 
 
-class ByEmbedding(Placement):
+class ByEmbedding(PositionScheme):
     """Positions are added to the input embeddings."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: Any = model.get_decoder()
         self.dtype = model.dtype
-        self.scale, self.given_scale = getattr(self.decoder, "embed_scale", 1.0), given_scale(model)
+        self.scale, self.inputs_embeds_scale = getattr(self.decoder, "embed_scale", 1.0), inputs_embeds_scale(model)
         self.max_keys = int(model.config.max_position_embeddings)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         indices = torch.arange(visible.shape[2], device=tokens.device)[visible.shape[2] - tokens.shape[1] :]
         words = self.decoder.embed_tokens(tokens) * self.scale
         moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], indices)
-        return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
+        return {
+            "inputs_embeds": (words + moved) / self.inputs_embeds_scale,
+            "attention_mask": additive(visible, self.dtype),
+        }
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.decoder.embed_positions(tokens, position_ids=positions).reshape(len(positions), -1)
 
 
-class ByRelativeBias(Placement):
+class ByRelativeBias(PositionScheme):
     """Positions are a bias of the first decoder layer, which all layers share, by distance."""
 
     def __init__(self, model: PreTrainedModel) -> None:

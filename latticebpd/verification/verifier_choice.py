@@ -23,10 +23,10 @@ from latticebpd.verification.forward import EncodedSource, Forward
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.row_cache import RowCache
 from latticebpd.verification.tree_attention import TreeVerifier
-from latticebpd.verification.tree_positions import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
+from latticebpd.verification.tree_positions import ByEmbedding, ByPositionIds, ByRelativeBias, PositionScheme, layers_of
 from latticebpd.verification.verifier import Verifier
 
-Kind: TypeAlias = Callable[[PreTrainedModel], Placement]
+Kind: TypeAlias = Callable[[PreTrainedModel], PositionScheme]
 LONG = 256
 """The widest sliding window that the trial's texts exceed."""
 
@@ -54,7 +54,7 @@ def verifier_for(
     return TreeVerifier(stock, placement, source, layers)
 
 
-def tree_placement(model: PreTrainedModel) -> Placement | None:
+def tree_placement(model: PreTrainedModel) -> PositionScheme | None:
     """How tree attention passes positions to the model; None if it cannot."""
     implementation = _attention(model)
     kind = None if _objection(model, implementation) else _kind(model, implementation)

@@ -26,7 +26,7 @@ from torch import Tensor
 from latticebpd.checks import expect
 from latticebpd.drafters import HeadLattices, LatticeDrafter, Vanilla
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads, Heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
@@ -250,7 +250,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
 
 def new_model(shape: BlockwiseShape, eos_id: int, tokenizer_fingerprint: str | None = None) -> BlockwiseLM:
     """A freshly initialised model on stock ``transformers`` classes."""
-    heads = BlockHeads(shape.hidden_size, shape.num_heads, shape.head_intermediate_size)
+    heads = FeedForwardHeads(shape.hidden_size, shape.num_heads, shape.head_intermediate_size)
     base = shape.new_model(bos_token_id=eos_id, eos_token_id=eos_id, pad_token_id=eos_id)
     return BlockwiseLM(base, heads, tokenizer_fingerprint)
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import bench_jacobi as bench
 from latticebpd import BlockwiseLM
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
 from tests.helpers.trigrams import trigram
@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """The program on four texts with a tiny translator; what it printed."""
     for name, model in (
         ("model", tiny("marian", 5, eos=7)),
-        ("heads", BlockwiseLM(tiny("marian", 5, eos=7), BlockHeads(16, 4, 8))),
+        ("heads", BlockwiseLM(tiny("marian", 5, eos=7), FeedForwardHeads(16, 4, 8))),
     ):
         model.save_pretrained(tmp_path / name)
         letters().save_pretrained(tmp_path / name)

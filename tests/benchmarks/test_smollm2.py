@@ -19,7 +19,7 @@ from benchmarks.smollm2.prompts import TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
 from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
 from latticebpd.drafters import bundled
-from latticebpd.drafters.heads.head_networks import BlockHeads, SternHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads, SternHeads
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
@@ -364,7 +364,7 @@ def test_a_shared_layer_has_the_parameters_of_separate_ones(tmp_path: Path, monk
     amounts.heads(tmp_path, [], amounts.SHARED)
     kind, width, steps = re.findall(r"--kind (\w+) --intermediate-size (\d+) --steps (\d+)", commands[0])[0]
     assert (kind, steps) == ("stern", "1200")
-    shared, separate = SternHeads(576, 9, int(width)), BlockHeads(576, 9, 640)
+    shared, separate = SternHeads(576, 9, int(width)), FeedForwardHeads(576, 9, 640)
     counts = [sum(each.numel() for each in heads.parameters()) for heads in (shared, separate)]
     assert counts[0] == pytest.approx(counts[1], rel=0.005)
 

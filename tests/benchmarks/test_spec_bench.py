@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 
 from benchmarks import spec_bench
 from benchmarks.spec_bench import Answer, Run, forward_func, stock_forward_func, write_answers
-from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, load
+from latticebpd import BlockwiseLM, NoDrafter, ReferenceDrafter, load
 from latticebpd.measuring.questions import Question, read_questions
 from tests.helpers.blockwise_models import greedy
 
@@ -45,7 +45,7 @@ def test_forward_func_keeps_the_benchmarks_contract(model: BlockwiseLM) -> None:
     prompt = [3, 1, 4]
     text = greedy(model, prompt, 20)
     output_ids, new_token, step, accept_lengths = forward_func(
-        inputs(prompt), model, None, 20, drafter=GoldDrafter(text, 4)
+        inputs(prompt), model, None, 20, drafter=ReferenceDrafter(text, 4)
     )
     assert output_ids[0].tolist() == prompt + text
     assert new_token == 20

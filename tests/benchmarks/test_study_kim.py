@@ -82,7 +82,7 @@ def test_counts_of_texts_add_up_to_those_of_all(
     full = compare([lattices], SYSTEMS, models)
     assert [row["text"] for row in calls] == [0, 1, 2]
     for i, system in enumerate(full.systems):
-        assert sum(row[system] for row in calls) == full.walked[i, 1]
+        assert sum(row[system] for row in calls) == full.decode_totals[i, 1]
         assert sum(row[system] for row in verified) == full.nodes[i]
     outcomes = full.outcomes[full.systems.index("1-best:g4")]
     own = [row for row in drafts if row["system"] == "1-best:g4"]

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import decodes
 from benchmarks.common import interval, read_csv
-from latticebpd import BlockHeads
+from latticebpd import FeedForwardHeads
 from latticebpd.drafters.heads.head_networks import ConditionedHeads
 from tests.helpers.sentences import sentence_files
 
@@ -44,9 +44,10 @@ def command(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("heads", "width"), [(BlockHeads(8, 5, 4), 8), (BlockHeads(8, 5, 4, [3]), 16), (ConditionedHeads(8, 5, 4, [3]), 24)]
+    ("heads", "width"),
+    [(FeedForwardHeads(8, 5, 4), 8), (FeedForwardHeads(8, 5, 4, [3]), 16), (ConditionedHeads(8, 5, 4, [3]), 24)],
 )
-def test_fewer_heads_are_the_first_of_more(heads: BlockHeads, width: int) -> None:
+def test_fewer_heads_are_the_first_of_more(heads: FeedForwardHeads, width: int) -> None:
     torch.nn.init.normal_(heads.down)
     heads.shortlist = torch.tensor([1, 4])
     heads.add_transitions(6)

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 
 NEW = 40
 """Tokens that most decodes write."""
@@ -30,7 +30,7 @@ def tiny_model(seed: int = 0, num_heads: int = 5, vocab_size: int = 23, eos_toke
         eos_token_id=eos_token_id,
         pad_token_id=None,
     )
-    heads = BlockHeads(16, num_heads, 8)
+    heads = FeedForwardHeads(16, num_heads, 8)
     torch.nn.init.normal_(heads.down, std=0.5)
     return BlockwiseLM(LlamaForCausalLM(config), heads).eval()
 

@@ -11,18 +11,18 @@ from fst import FEATURES
 from latticebpd import (
     Drafter,
     DraftTree,
-    GoldDrafter,
     LatticeDrafter,
     MixtureDrafter,
     NoDrafter,
     PathsDrafter,
     PromptNgramDrafter,
+    ReferenceDrafter,
     State,
     TreeDrafter,
     VanillaDrafter,
 )
 from latticebpd.drafters import HeadLattices, MaskLattices, SavedTopK, drafter_named
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.drafters.strategies import BestTree, Vanilla
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
@@ -44,7 +44,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
         HeadLattices(heads, 5), BestTree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)
     ),
     "oracle": lambda heads, texts: oracle_drafter(heads, texts, k=6),
-    "all right": lambda heads, texts: GoldDrafter(texts, 4),
+    "all right": lambda heads, texts: ReferenceDrafter(texts, 4),
     "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),
     "copies and tree": lambda heads, texts: MixtureDrafter(
         PromptNgramDrafter(), TreeDrafter(heads, LM, num_nodes=12, k=4), num_nodes=12
@@ -67,9 +67,9 @@ def gad_tree_drafter(model: Any, lm: Any, num_nodes: int = 64, alpha: float | No
     return drafter_named(f"{num_nodes}-tree", MaskLattices(model, k), lm, alpha)
 
 
-def oracle_drafter(heads: Any, continuations: Any, k: int = 16) -> HindsightDrafter:
+def oracle_drafter(heads: Any, continuations: Any, k: int = 16) -> OracleDrafter:
     """The best path of the heads' lattices in hindsight."""
-    return HindsightDrafter(HeadLattices(heads, k), continuations)
+    return OracleDrafter(HeadLattices(heads, k), continuations)
 
 
 def saved_tree_drafter(lattices: Any, lm: Any = None, num_nodes: int = 64, alpha: float | None = None) -> Any:

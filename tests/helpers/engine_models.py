@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import BlockwiseLM
 from latticebpd.drafters.heads.engine_heads import EngineHeads
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.engine.engine_model import EngineModel
 from tests.helpers.tiny_families import VOCABULARY
@@ -36,7 +36,7 @@ def on_engine(weights: str = "float32", seed: int = 0) -> EngineModel:
 def with_heads(target: EngineModel) -> EngineHeads:
     """Random heads for a copy of `stock`; ``.target`` is the copy."""
     torch.manual_seed(1)
-    heads = BlockHeads(32, 5, 16)
+    heads = FeedForwardHeads(32, 5, 16)
     torch.nn.init.normal_(heads.down, std=0.5)
     with TemporaryDirectory() as folder:
         BlockwiseLM(stock(), heads).save_heads(folder)

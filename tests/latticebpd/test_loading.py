@@ -13,9 +13,9 @@ import torch
 
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, load
 from latticebpd.drafters import HeadLattices, LatticeDrafter, bundled
-from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads
+from latticebpd.drafters.cost_aware import CostAwareDrafter
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
-from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.models.catalogue import model_folder
 from latticebpd.models.engine.engine_model import EngineModel
@@ -71,7 +71,7 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert toy.costs is None
     rounded = load(weights="int8")
     default = rounded.drafter()
-    assert isinstance(default, PayingDrafter)
+    assert isinstance(default, CostAwareDrafter)
     assert default.costs is rounded.costs
     assert rounded.costs is not None
     assert rounded.costs.packed
@@ -92,7 +92,7 @@ def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path)
     replace(known, trees=(TreeSize(2, 2.0, 1), TreeSize(64, 4.0, 1))).save(calibration_path(lm))
     loaded = load(lm=lm, weights="int8")
     default = loaded.drafter()
-    assert isinstance(default, PayingDrafter)
+    assert isinstance(default, CostAwareDrafter)
     assert (known.slots, default.drafter.source.num_slots) == (8, 8)
     greedy = loaded.generate(TEXT, NoDrafter(), max_new_tokens=24)
     assert loaded.generate(TEXT, default, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
@@ -206,7 +206,7 @@ def test_heads_without_kernels_are_computed_by_pytorch_with_their_model(kind: st
     BlockwiseLM(stock(), heads_of(kind)).save_pretrained(folder)
     letters().save_pretrained(folder)
     loaded = load(folder)
-    has_kernels = isinstance(heads_of(kind), BlockHeads)
+    has_kernels = isinstance(heads_of(kind), FeedForwardHeads)
     assert loaded.weights == ("float32" if has_kernels else "torch")
     assert isinstance(loaded.source, HeadLattices)
     assert isinstance(loaded.source.heads, TorchHeads) != has_kernels

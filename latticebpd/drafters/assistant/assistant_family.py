@@ -23,7 +23,7 @@ import torch
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
@@ -50,7 +50,7 @@ def runs_beside_engine(path: Path) -> bool:
     return True
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
     """The assistant of a path, which must share the target's vocabulary; it runs on the engine if the target does."""
     on_engine = isinstance(loaded.target, EngineModel)
     assistant = load_target(path, None if on_engine else TORCH, default=INT8)
@@ -70,7 +70,7 @@ class AssistantLattices(NetworkSource):
 
     needs_hidden = False
     has_transitions = True
-    owner = "the assistant"
+    vocabulary_name = "the assistant"
 
     def __init__(self, assistant: AnyModel, target: AnyModel, k: int = 16, slots: int | None = None) -> None:
         drafts = target_model(assistant)

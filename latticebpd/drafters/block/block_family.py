@@ -14,10 +14,10 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.block.block_cache import BlockFiller, layers_of
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
-from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
+from latticebpd.drafters.block.block_lattices import ALL_HEADS, MarkovAndConfidenceHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
@@ -34,14 +34,14 @@ def runs_beside_engine(path: Path) -> bool:
     return True
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
     """The block drafter of a directory, for the target that it was trained for; next to the engine with weights
     quantized to int8."""
     drafter = load_block_drafter(path)
     if isinstance(loaded.target, EngineModel):
         drafter.use_int8()
     check_target(drafter, loaded.target, vocabulary_fingerprint(loaded.tokenizer.get_vocab()))
-    return BlockLattices(drafter, loaded.target, heads=DrafterHeads(options.bigram, options.bigram))
+    return BlockLattices(drafter, loaded.target, heads=MarkovAndConfidenceHeads(options.bigram, options.bigram))
 
 
 class BlockLattices(NetworkSource):
@@ -54,7 +54,7 @@ class BlockLattices(NetworkSource):
     """
 
     needs_hidden = True
-    owner = "the target"
+    vocabulary_name = "the target"
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BlockLattices(NetworkSource):
         target: AnyModel,
         k: int = 16,
         slots: int | None = None,
-        heads: DrafterHeads = ALL_HEADS,
+        heads: MarkovAndConfidenceHeads = ALL_HEADS,
     ) -> None:
         super().__init__(lambda: weights_fingerprint(drafter), target)
         expect(slots is None or slots >= 1, "slots >= 1, or None for all", slots)

@@ -35,7 +35,7 @@ from latticebpd.lattices.sausage import SausageLattice
 
 
 @dataclass(frozen=True)
-class DrafterHeads:
+class MarkovAndConfidenceHeads:
     """Which of a block drafter's optional heads are used, where it has them.
 
     bigram: what ties neighbouring slots: the Markov head, the candidate selector or the reranker. confidence: the
@@ -45,14 +45,14 @@ class DrafterHeads:
     bigram: bool = True
     confidence: bool = True
 
-    def of(self, drafter: BlockDrafter) -> DrafterHeads:
+    def of(self, drafter: BlockDrafter) -> MarkovAndConfidenceHeads:
         """Those of them that the drafter has."""
         bigram = self.bigram and drafter.ties_slots
         confidence = self.confidence and drafter.confidence_head is not None
-        return DrafterHeads(bigram, confidence and (bigram or not drafter.config.confidence_with_markov))
+        return MarkovAndConfidenceHeads(bigram, confidence and (bigram or not drafter.config.confidence_with_markov))
 
 
-ALL_HEADS = DrafterHeads()
+ALL_HEADS = MarkovAndConfidenceHeads()
 
 
 @torch.inference_mode()
@@ -62,7 +62,7 @@ def block_lattices(
     hidden: Tensor,
     anchors: Sequence[int],
     k: int,
-    heads: DrafterHeads = ALL_HEADS,
+    heads: MarkovAndConfidenceHeads = ALL_HEADS,
     contexts: Tensor | None = None,
     embedding: Tensor | None = None,
 ) -> list[SausageLattice]:
@@ -90,7 +90,7 @@ def block_lattices(
 
 
 def _chain_lattices(
-    drafter: BlockDrafter, logits: Tensor, hidden: Tensor, anchors: Tensor, k: int, heads: DrafterHeads
+    drafter: BlockDrafter, logits: Tensor, hidden: Tensor, anchors: Tensor, k: int, heads: MarkovAndConfidenceHeads
 ) -> list[SausageLattice]:
     markov = drafter.markov_head if heads.bigram else None
     # Tokens of the slot before, and their log weights.

@@ -41,7 +41,7 @@ from latticebpd.drafters.heads.head_files import (
     unreadable,
     unrounded,
 )
-from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.load_target import Name
@@ -85,7 +85,7 @@ class BlockwiseLM(nn.Module):
     def add_layers(self, layers: Sequence[int]) -> None:
         """Heads read these layers' states too, from zero weights; ValueError for heads that cannot, or already do."""
         TransformersModel.of(self.base).check_layers(layers)
-        if not isinstance(self.heads, BlockHeads):
+        if not isinstance(self.heads, FeedForwardHeads):
             raise ValueError(f"expected feed-forward or conditioned heads to read layers, got {self.heads.kind} heads")
         self.heads.add_layers(layers)
 

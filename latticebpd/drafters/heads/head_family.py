@@ -10,7 +10,7 @@ import numpy as np
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import FamilySource, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
 from latticebpd.drafters.heads.head_files import has_heads, read_settings
 from latticebpd.lattices.sausage import SausageLattice
@@ -34,7 +34,7 @@ def runs_beside_engine(path: Path) -> bool:
         return False
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> FamilySource:
+def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
     """The heads that lie next to the target; ValueError for those of another model."""
     if path != loaded.folder:
         wanted, got = "a block drafter or a mask-filling model", "a model with heads"
@@ -59,8 +59,8 @@ class HeadLattices:
     """
 
     needs_hidden = True
-    owner = "the model"
-    shares_lm = True
+    vocabulary_name = "the model"
+    uses_target_calibration = True
 
     def __init__(
         self,

@@ -3,15 +3,15 @@
 Head 1 is the base model itself (identity: exactness never depends on training). Heads 2..h read the base model's final,
 normalised hidden state ``x`` and say what comes 2..h tokens ahead. Four kinds::
 
-    BlockHeads   f_i(x) = x + W_i silu(U_i x), then the base model's output embedding       (Kim 2024, section 4)
+    FeedForwardHeads   f_i(x) = x + W_i silu(U_i x), then the base model's output embedding       (Kim 2024, section 4)
     ConditionedHeads  f_i(x) = x + W_i silu(U_i x + V_i e), e for the token that the base model has chosen after x:
                  its output embedding, divided by the root mean square   (read so by Hydra's first head, Ankner 2024)
     SternHeads   f_i(x) = x + W_i relu(U x), one hidden layer for all heads, (h - 1) times as wide;
                  then the base model's output embedding                                     (Stern 2018, section 6)
     MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
 
-BlockHeads and ConditionedHeads may also read the states after some earlier layers, as EAGLE-3 does (Li 2025), each
-divided by its root mean square.
+FeedForwardHeads and ConditionedHeads may also read the states after some earlier layers, as EAGLE-3 does (Li 2025),
+each divided by its root mean square.
 
 Every kind begins as a copy of head 1.  A new kind is one class, four members, a line in `HEAD_KINDS` and one
 in `head_files.SIZES`.
@@ -109,7 +109,7 @@ class Heads(nn.Module):
         return output(self(inputs, slots))
 
 
-class BlockHeads(Heads):
+class FeedForwardHeads(Heads):
     """A feed-forward network with one hidden layer per head.
 
     intermediate_size: width of each head's hidden layer.
@@ -150,7 +150,7 @@ class BlockHeads(Heads):
         return states.transpose(0, 1).reshape(shape)
 
 
-class ConditionedHeads(BlockHeads):
+class ConditionedHeads(FeedForwardHeads):
     """The same, which also read the token that the base model has chosen after the state."""
 
     kind = "conditioned"
@@ -209,4 +209,4 @@ class MedusaHeads(Heads):
         return output.biased(torch.einsum("...id,ivd->...iv", self(inputs, slots), self.output[:slots]))
 
 
-HEAD_KINDS = {kind.kind: kind for kind in (BlockHeads, ConditionedHeads, SternHeads, MedusaHeads)}
+HEAD_KINDS = {kind.kind: kind for kind in (FeedForwardHeads, ConditionedHeads, SternHeads, MedusaHeads)}

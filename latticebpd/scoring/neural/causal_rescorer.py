@@ -71,11 +71,11 @@ class CausalRescorer:
     def tokenizer_fingerprint(self) -> str | None:
         return self.settings.tokenizer_fingerprint
 
-    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
+    def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, vocabulary_name: str) -> None:
         """Refuse to rescore for a model of another vocabulary; None is unknown."""
-        check_fingerprints("a rescorer", self.tokenizer_fingerprint, fingerprint, owner)
+        check_fingerprints("a rescorer", self.tokenizer_fingerprint, fingerprint, vocabulary_name)
         known = fingerprint and self.tokenizer_fingerprint  # models of one family may pad one vocabulary differently
-        wanted = f"a rescorer over {vocab_size} tokens (the vocabulary of {owner})"
+        wanted = f"a rescorer over {vocab_size} tokens (the vocabulary of {vocabulary_name})"
         expect(known or vocab_size in (None, self.vocab_size), wanted, f"one over {self.vocab_size}", RETRAIN)
 
     def save_pretrained(self, directory: PathLike) -> None:

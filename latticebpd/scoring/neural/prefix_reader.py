@@ -26,7 +26,7 @@ from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.tree_attention import TreeVerifier
-from latticebpd.verification.tree_positions import Placement
+from latticebpd.verification.tree_positions import PositionScheme
 from latticebpd.verification.verifier import Verified
 from latticebpd.verification.verifier_choice import verifier_for
 
@@ -132,7 +132,7 @@ class CachedReader:
 
     model: PreTrainedModel | EngineModel
 
-    def __init__(self, model: PreTrainedModel, placement: Placement) -> None:
+    def __init__(self, model: PreTrainedModel, placement: PositionScheme) -> None:
         self.model, self.placement = model, placement
         self.verifier: Any = None
         self._begin([])

@@ -16,7 +16,7 @@ from packaging.version import Version
 from torch.utils.flop_counter import FlopCounterMode
 
 from latticebpd import BlockwiseLM
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 from latticebpd.jacobi import gauss_seidel_jacobi, jacobi
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, ModelFlops, compare, parallel, stock
 from tests.helpers.commands import Run
@@ -98,7 +98,7 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     model = tiny("marian", 5, eos=7)
-    BlockwiseLM(model, BlockHeads(16, 4, 8)).save_pretrained(tmp_path / "model")
+    BlockwiseLM(model, FeedForwardHeads(16, 4, 8)).save_pretrained(tmp_path / "model")
     letters().save_pretrained(tmp_path / "model")
     (tmp_path / "texts.txt").write_text("".join(text + "\n" for text in TEXTS))
     records = [{"en": text, "de": text[::-1]} for text in TEXTS]

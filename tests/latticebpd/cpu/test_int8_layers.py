@@ -17,7 +17,7 @@ from latticebpd import load
 from latticebpd.cpu import _engine
 from latticebpd.cpu.int8_layers import Int8Layer, Int8Linear, use_int8_layers
 from latticebpd.drafters.bundled import MODEL, load_prompts
-from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
+from latticebpd.drafters.heads.head_networks import ConditionedHeads, FeedForwardHeads
 from latticebpd.models.load_target import load_stock
 
 
@@ -27,9 +27,9 @@ def _gap(values: Tensor, expected: Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [BlockHeads, ConditionedHeads])
+@pytest.mark.parametrize("kind", [FeedForwardHeads, ConditionedHeads])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[BlockHeads]) -> None:
+def test_heads_are_close_to_float32_in_any_company(threads: int, kind: type[FeedForwardHeads]) -> None:
     torch.manual_seed(0)
     plain = kind(96, 5, 40)
     plain.down.data.normal_()

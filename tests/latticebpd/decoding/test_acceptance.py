@@ -21,10 +21,10 @@ from latticebpd import (
     Drafter,
     DraftTree,
     Exact,
-    GoldDrafter,
     MinimumBlock,
     NodeDrafts,
     NoDrafter,
+    ReferenceDrafter,
     Sampling,
     SausageLattice,
     SpeculativeSampling,
@@ -180,7 +180,7 @@ def test_text_under_top_k_holds_drafted_tokens() -> None:
     """With all tokens acceptable the draft is the text, whatever the model thinks."""
     model = tiny("gpt2")
     draft = [7, 7, 9, 3, 3, 3, 11, 12]
-    out = generate(model, [5, 6], GoldDrafter(draft, block_size=8), TopK(23), max_new_tokens=9)
+    out = generate(model, [5, 6], ReferenceDrafter(draft, block_size=8), TopK(23), max_new_tokens=9)
     assert out.sequences[0, 2:-1].tolist() == draft
     assert out.num_calls == 1
 

@@ -29,11 +29,11 @@ from transformers import (
 
 from latticebpd import (
     Exact,
-    GoldDrafter,
     Loaded,
     MinimumBlock,
     NoDrafter,
     PromptNgramDrafter,
+    ReferenceDrafter,
     Sampling,
     TopK,
     TreeDrafter,
@@ -64,7 +64,7 @@ def assert_same_text(model: Any, prompts: dict[str, Any], **arguments: Any) -> t
     """Drafted for badly, well and not at all, the text is that of ``generate()``; returns it."""
     expected: torch.Tensor = model.generate(**prompts, **arguments)
     start = 1 if model.config.is_encoder_decoder else prompts["inputs"].shape[1]
-    for drafter in (NoDrafter(), PromptNgramDrafter(), GoldDrafter(expected[:, start:].tolist(), 4)):
+    for drafter in (NoDrafter(), PromptNgramDrafter(), ReferenceDrafter(expected[:, start:].tolist(), 4)):
         decoding = custom_generate(drafter)
         assert model.generate(**prompts, **arguments, custom_generate=decoding).tolist() == expected.tolist()
     assert decoding.last is not None
@@ -98,7 +98,7 @@ def test_settings_of_generate_hold(family: str, arguments: dict[str, Any]) -> No
     limit = {} if "max_length" in arguments or not arguments else {"max_new_tokens": NEW}
     model = tiny(family, seed=3)
     expected = model.generate(**RAGGED, **limit, **arguments, do_sample=False)
-    decoding = custom_generate(GoldDrafter(expected[:, 1 if family == "marian" else 4 :].tolist(), 4))
+    decoding = custom_generate(ReferenceDrafter(expected[:, 1 if family == "marian" else 4 :].tolist(), 4))
     assert (
         model.generate(**RAGGED, **limit, **arguments, do_sample=False, custom_generate=decoding).tolist()
         == expected.tolist()
@@ -112,7 +112,7 @@ def test_sampled_text_of_one_prompt_is_that_of_generate_under_the_same_seed(fami
     arguments = {"do_sample": True, "temperature": 0.9, "top_k": 9, "top_p": 0.95, "max_new_tokens": NEW}
     torch.manual_seed(seed)
     expected = model.generate(PROMPT, **arguments)
-    drafts = GoldDrafter([7, *expected[0, 1 if family == "t5" else 4 :].tolist()[1:]], 4)
+    drafts = ReferenceDrafter([7, *expected[0, 1 if family == "t5" else 4 :].tolist()[1:]], 4)
     for rule in (None, Sampling(), MinimumBlock(1, Sampling())):
         torch.manual_seed(seed)
         decoding = custom_generate(drafts, rule)
@@ -243,7 +243,7 @@ def test_rows_end_one_by_one_where_the_harness_cuts_their_texts(monkeypatch: pyt
     end = next(token for token in plain[0] if all(token in row[2:] for row in plain))
     monkeypatch.setattr(type(tokenizer), "__deepcopy__", lambda *_: pytest.fail("a copied tokenizer"), raising=False)
     texts = []
-    for drafter in (None, NoDrafter(), GoldDrafter(plain, 4)):
+    for drafter in (None, NoDrafter(), ReferenceDrafter(plain, 4)):
         decoding = {} if drafter is None else {"custom_generate": custom_generate(drafter)}
         criteria = StoppingCriteriaList([MultiTokenEOSCriteria(end, tokenizer, 3)])
         rows = model.generate(**RAGGED, **settings, stopping_criteria=criteria, **decoding)[:, 4:].tolist()
@@ -308,7 +308,7 @@ def test_processors_and_criteria_may_remember_and_tell_columns_and_rows(
     expected = model.generate(**prompts, **arguments, **own(rows))  # type: ignore[operator]
     assert expected.tolist() != model.generate(**prompts, **arguments).tolist()  # type: ignore[operator]
     drafts = expected[:, 1 if family == "marian" else 4 :].tolist()
-    for drafter in (NoDrafter(), GoldDrafter(drafts, 4)):
+    for drafter in (NoDrafter(), ReferenceDrafter(drafts, 4)):
         output = model.generate(**prompts, **arguments, **own(rows), custom_generate=custom_generate(drafter))  # type: ignore[operator]
         assert output.tolist() == expected.tolist()
 
@@ -385,7 +385,7 @@ def test_batch_with_a_streamer_is_refused() -> None:
 def test_lenient_rule_accepts_what_exact_would_not() -> None:
     model, calls = tiny("llama", seed=3), []
     for rule in (Exact(), TopK(23)):
-        decoding = custom_generate(GoldDrafter([[7] * NEW], 4), rule, trace=True)
+        decoding = custom_generate(ReferenceDrafter([[7] * NEW], 4), rule, trace=True)
         model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, custom_generate=decoding)
         assert decoding.last is not None
         assert sum(map(len, decoding.last.blocks())) == NEW

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd import DraftTree, State, generate
-from latticebpd.drafters import GoldDrafter, NoDrafter, PromptNgramDrafter
+from latticebpd.drafters import NoDrafter, PromptNgramDrafter, ReferenceDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi import gauss_seidel_jacobi
 from latticebpd.models.transformers.transformers_model import TransformersModel
@@ -83,13 +83,13 @@ def test_first_pass_reads_prompt_and_draft_together(family: str, use_cache: bool
     ids, expected = padded(model), own_texts(tiny(family))
     mask = (ids != 0).long()
     late = generate(
-        model, ids, Late(GoldDrafter(expected, 3)), max_new_tokens=NEW, attention_mask=mask, use_cache=use_cache
+        model, ids, Late(ReferenceDrafter(expected, 3)), max_new_tokens=NEW, attention_mask=mask, use_cache=use_cache
     )
     with passes(model) as count:
         early = generate(
             model,
             ids,
-            GoldDrafter(expected, 3),
+            ReferenceDrafter(expected, 3),
             max_new_tokens=NEW,
             attention_mask=mask,
             use_cache=use_cache,
@@ -107,7 +107,7 @@ def test_first_pass_reads_prompt_and_draft_together(family: str, use_cache: bool
 
 
 def test_hidden_state_is_unknown_before_the_prompt_is_read(model: BlockwiseLM) -> None:
-    drafter = Early(GoldDrafter([[1] * 20], 2))
+    drafter = Early(ReferenceDrafter([[1] * 20], 2))
     generate(model, [5, 8, 2], drafter, max_new_tokens=6)
     first, *others = drafter.states
     assert (first.hidden, list(first.tokens[: first.prompt_length])) == (None, [5, 8, 2])
@@ -143,5 +143,5 @@ def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -
     assert count[0] == NEW
     solved = gauss_seidel_jacobi(model, source, 1, max_new_tokens=NEW)
     assert solved.iteration_speedup == greedy.block_efficiency_with_prefill
-    drafted = generate(model, source, GoldDrafter(expected, 2), max_new_tokens=NEW)
+    drafted = generate(model, source, ReferenceDrafter(expected, 2), max_new_tokens=NEW)
     assert drafted.block_efficiency_with_prefill == 3

@@ -15,7 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from latticebpd import DraftTree, State, check_lossless, generate
-from latticebpd.drafters import GoldDrafter, NoDrafter
+from latticebpd.drafters import NoDrafter, ReferenceDrafter
 from latticebpd.jacobi import jacobi
 from tests.helpers.model_families import POSITIONS, VOCABULARY, tiny_of
 
@@ -66,7 +66,7 @@ class Branching:
     """Right and wrong drafts in one tree: the known text, itself with a wrong end, and a wrong one."""
 
     def __init__(self, texts: list[list[int]]) -> None:
-        self.gold, self.rng = GoldDrafter(texts, 6), np.random.default_rng(0)
+        self.gold, self.rng = ReferenceDrafter(texts, 6), np.random.default_rng(0)
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         trees = []

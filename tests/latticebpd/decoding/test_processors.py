@@ -16,7 +16,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from latticebpd import DraftTree, Exact, GoldDrafter, NoDrafter, Sampling, State, custom_generate, generate
+from latticebpd import DraftTree, Exact, NoDrafter, ReferenceDrafter, Sampling, State, custom_generate, generate
 from latticebpd.models.engine.engine_copy import engine_copy
 from tests.helpers.engine_models import stock
 from tests.helpers.tiny_families import tiny
@@ -53,7 +53,7 @@ def test_text_is_that_of_generate_under_the_same_processors(name: str, family: s
     reference = model.generate(prompt, logits_processor=LogitsProcessorList(PROCESSORS[name]), **settings)
     assert reference.tolist() != model.generate(prompt, **settings).tolist()
     text = reference[0, -24:].tolist()
-    for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
+    for drafter in (NoDrafter(), ReferenceDrafter(text, 6), Bushy(text)):
         out = generate(
             model, prompt, drafter, max_new_tokens=24, logits_processor=LogitsProcessorList(PROCESSORS[name])
         )
@@ -95,7 +95,9 @@ def test_processor_of_ones_own_is_shown_every_prefix_once_on_the_way() -> None:
 
     model = tiny("llama")
     text = generate(model, [4], NoDrafter(), max_new_tokens=9).sequences[0].tolist()
-    generate(model, [4], GoldDrafter(text[1:], 3), max_new_tokens=9, logits_processor=LogitsProcessorList([Watching()]))
+    generate(
+        model, [4], ReferenceDrafter(text[1:], 3), max_new_tokens=9, logits_processor=LogitsProcessorList([Watching()])
+    )
     assert shown == [text[:length] for length in range(1, 10)]
 
 
@@ -118,7 +120,7 @@ def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
     torch.manual_seed(0)
     reference = model.generate(prompt, do_sample=do_sample, max_new_tokens=24, logits_processor=processors)
     text = reference[0, -24:].tolist()
-    for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
+    for drafter in (NoDrafter(), ReferenceDrafter(text, 6), Bushy(text)):
         torch.manual_seed(0)
         out = generate(target or model, prompt, drafter, rule, max_new_tokens=24, logits_processor=processors)
         assert out.sequences.tolist() == reference.tolist()

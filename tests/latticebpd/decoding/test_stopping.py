@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
-from latticebpd import Drafter, DraftTree, Generated, GoldDrafter, NoDrafter, State, generate
+from latticebpd import Drafter, DraftTree, Generated, NoDrafter, ReferenceDrafter, State, generate
 from tests.helpers.tiny_families import POSITIONS, tiny
 from tests.helpers.tokenizers import letters
 
@@ -30,7 +30,7 @@ def counted(out: Generated) -> int:
 
 
 def drafters(text: list[int]) -> list[Drafter]:
-    return [NoDrafter(), GoldDrafter(text, 1), GoldDrafter(text, 5), GoldDrafter([*text, *[3] * 40], 64)]
+    return [NoDrafter(), ReferenceDrafter(text, 1), ReferenceDrafter(text, 5), ReferenceDrafter([*text, *[3] * 40], 64)]
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -78,7 +78,7 @@ def test_stopping_criterion_is_asked_after_every_token(which: int) -> None:
 
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_a_criterion_that_the_prompt_meets_leaves_one_token_and_asks_for_no_drafts(longest: int) -> None:
-    class Strict(GoldDrafter):
+    class Strict(ReferenceDrafter):
         def propose(self, states: Sequence[State]) -> list[DraftTree]:
             assert all(state.max_depth > 0 for state in states)
             return super().propose(states)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latticebpd import DraftTree, GoldDrafter, NoDrafter, PromptNgramDrafter, TextCache, generate
+from latticebpd import DraftTree, NoDrafter, PromptNgramDrafter, ReferenceDrafter, TextCache, generate
 from latticebpd.lattices.values import as_numpy
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.recompute import RecomputingVerifier
@@ -41,7 +41,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-class Gold(GoldDrafter):
+class Gold(ReferenceDrafter):
     """One that drafts before the prompt is read."""
 
     needs_hidden = False

@@ -28,7 +28,7 @@ from transformers import (
 from latticebpd import BlockwiseLM, Chat, Generated, Loaded, State, load
 from latticebpd.drafters.heads.engine_heads import EngineHeads
 from latticebpd.drafters.heads.head_family import HeadLattices
-from latticebpd.drafters.heads.head_networks import BlockHeads, ConditionedHeads
+from latticebpd.drafters.heads.head_networks import ConditionedHeads, FeedForwardHeads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.models.catalogue import GGUF_NAME, model_folder
 from latticebpd.models.engine.engine_copy import engine_copy
@@ -74,7 +74,7 @@ def made(
     folder: Path,
     model: PreTrainedModel,
     shortlist: list[int] | None = None,
-    kind: type[BlockHeads] = BlockHeads,
+    kind: type[FeedForwardHeads] = FeedForwardHeads,
     transitions: int = 0,
     layers: tuple[int, ...] = (),
 ) -> Path:
@@ -100,7 +100,7 @@ def made(
 
 
 KINDS = [
-    (BlockHeads, 0),
+    (FeedForwardHeads, 0),
     pytest.param((ConditionedHeads, 0), marks=pytest.mark.long),
     pytest.param((ConditionedHeads, 16), marks=pytest.mark.long),
     (ConditionedHeads, 16, (2,)),

@@ -19,8 +19,8 @@ from latticebpd.decoding.pass_costs import profile
 from latticebpd.drafters import (
     BestTree,
     BlockLattices,
-    DrafterHeads,
     LatticeDrafter,
+    MarkovAndConfidenceHeads,
     MixtureDrafter,
     PromptNgramDrafter,
     State,
@@ -339,9 +339,9 @@ def test_heads_can_be_left_out() -> None:
     plain.load_state_dict(drafter.state_dict(), strict=False)
     hidden, output = torch.randn(2, 3, 24), drafter.output(TransformersModel.of(target).projection)
     expected = block_lattices(plain, output, hidden, [1, 2], 4)
-    assert block_lattices(drafter, output, hidden, [1, 2], 4, DrafterHeads(False, False)) == expected
-    assert block_lattices(drafter, output, hidden, [1, 2], 4, DrafterHeads(bigram=False)) == expected
-    tied = block_lattices(drafter, output, hidden, [1, 2], VOCAB, DrafterHeads(confidence=False))
+    assert block_lattices(drafter, output, hidden, [1, 2], 4, MarkovAndConfidenceHeads(False, False)) == expected
+    assert block_lattices(drafter, output, hidden, [1, 2], 4, MarkovAndConfidenceHeads(bigram=False)) == expected
+    tied = block_lattices(drafter, output, hidden, [1, 2], VOCAB, MarkovAndConfidenceHeads(confidence=False))
     for lattice in tied:  # without the confidence head a slot has all the mass
         np.testing.assert_allclose(np.exp(lattice.log_probs).sum(axis=1), 1, atol=1e-4)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import BlockHeads, BlockwiseLM, LatticeDrafter, State, generate
+from latticebpd import BlockwiseLM, FeedForwardHeads, LatticeDrafter, State, generate
 from latticebpd.drafters import strategy_named
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_family import HeadLattices
@@ -365,7 +365,7 @@ def test_unknown_kind_is_refused(model: BlockwiseLM) -> None:
 
 def test_heads_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match=r"heads of hidden size 16 .* got 8"):
-        BlockwiseLM(tiny_model().base, BlockHeads(8, 3, 4))
+        BlockwiseLM(tiny_model().base, FeedForwardHeads(8, 3, 4))
 
 
 @pytest.mark.parametrize("name", ["config.json", "heads.json", "heads.safetensors", "model.safetensors"])

@@ -14,7 +14,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Loaded, load
 from latticebpd.drafters import bundled
 from latticebpd.drafters.bundled import load_prompts
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import lengths_of, ranks
@@ -76,7 +76,7 @@ def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Loaded, latti
     from latticebpd import generate
 
     prompt = bundle.encode(load_prompts()[0].text)
-    drafter = HindsightDrafter(bundle.lattice_source(), [])
+    drafter = OracleDrafter(bundle.lattice_source(), [])
     reference = generate(bundle.target, prompt, drafter, max_new_tokens=40, trace=True)
     assert reference.trace is not None
     first = lattices[0]

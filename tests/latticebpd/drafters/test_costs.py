@@ -17,10 +17,10 @@ import torch
 
 from latticebpd import DraftTree, SausageLattice, load
 from latticebpd.decoding.pass_costs import DAY, kept_costs, profile, profile_drafts
+from latticebpd.drafters.cost_aware import CostAwareDrafter, DraftingBudget, nodes_that_pay
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import NoDrafter, State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
-from latticebpd.drafters.paying_drafts import DraftingBudget, PayingDrafter, paying_nodes
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.verification.best_tokens import BestTokens
@@ -63,7 +63,7 @@ def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
             / (float(curve.of(rows, np.array([size + 1]))[0]) + curve.drafting_of(rows))
             for size in range(max(map(len, trees)) + 1)
         ]
-        kept, saved = paying_nodes(list(trees), curve)
+        kept, saved = nodes_that_pay(list(trees), curve)
         largest = max(int(keep.sum()) for keep in kept)
         assert all(keep[:largest].all() and not keep[largest:].any() for keep in kept)
         assert promised[largest] == pytest.approx(max(promised))
@@ -76,7 +76,7 @@ def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
     assert len(sizes) > 10
     assert 0 in sizes  # where drafting does not pay, nothing is drafted
     with pytest.raises(ValueError, match="probabilities"):
-        paying_nodes([None], CURVE)
+        nodes_that_pay([None], CURVE)
 
 
 def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
@@ -100,7 +100,7 @@ def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
             expected = rows + sum(float(np.exp(tree[:size]).sum()) for tree, size in zip(trees, sizes, strict=True))
             seconds = float(curve.of(rows, np.array([max(sizes) + 1]))[0]) + curve.drafting_of(rows)
             best = max(best, expected / seconds)
-        kept = [int(keep.sum()) for keep in paying_nodes(list(trees), curve)[0]]
+        kept = [int(keep.sum()) for keep in nodes_that_pay(list(trees), curve)[0]]
         expected = rows + sum(float(np.exp(tree[:each]).sum()) for tree, each in zip(trees, kept, strict=True))
         seconds = float(curve.of(rows, np.array([max(kept) + 1]))[0]) + curve.drafting_of(rows)
         assert expected / seconds == pytest.approx(best)
@@ -125,7 +125,7 @@ class Asked:
     needs_hidden: bool = False
     fingerprint: str | None = None
     vocab_size: int | None = None
-    owner: str = "nobody"
+    vocabulary_name: str = "nobody"
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         self.times += 1
@@ -142,9 +142,9 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
     costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(share,))
     source = Asked(lattice)
     trees = BestTree(NgramScorer(None), 9)
-    _, saved = paying_nodes([trees.draft([lattice], [[1]])[0].log_probs], costs)
+    _, saved = nodes_that_pay([trees.draft([lattice], [[1]])[0].log_probs], costs)
     assert saved < 0
-    drafter, seconds = PayingDrafter(LatticeDrafter(source, trees), costs), 0.0
+    drafter, seconds = CostAwareDrafter(LatticeDrafter(source, trees), costs), 0.0
     for _ in range(calls):
         asked = source.times
         (tree,) = drafter.propose([state])
@@ -221,8 +221,8 @@ def test_trees_are_cut_and_texts_stay() -> None:
     lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
     drafter = LatticeDrafter(Asked(lattice), BestTree(NgramScorer(None), 9))
     (full,) = drafter.propose([State(0, [1], 1, None, 9)])
-    (cut,) = PayingDrafter(drafter, CURVE).propose([State(0, [1], 1, None, 9)])
-    size = int(paying_nodes([full.log_probs], CURVE)[0][0].sum())
+    (cut,) = CostAwareDrafter(drafter, CURVE).propose([State(0, [1], 1, None, 9)])
+    size = int(nodes_that_pay([full.log_probs], CURVE)[0][0].sum())
     assert 0 < size < len(full)
     assert cut == full.first(size)
     assert full.first(99) is full
@@ -301,9 +301,9 @@ def test_drafting_is_measured_with_the_drafter_that_pays_off() -> None:
             proposed.append(len(states))
             return super().propose(states)
 
-    def drafter_of(costs: CostCurve) -> PayingDrafter:
+    def drafter_of(costs: CostCurve) -> CostAwareDrafter:
         asked.append(costs)
-        return PayingDrafter(Slow(), costs)
+        return CostAwareDrafter(Slow(), costs)
 
     costs = profile_drafts(tiny("llama", 0), (1, 4), drafter_of, context=6, rounds=1)
     assert replace(costs, drafting=()) == asked[0]

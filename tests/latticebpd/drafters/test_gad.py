@@ -178,7 +178,7 @@ def test_what_is_first_used_in_training_serves_alike_from_disk(tmp_path: Path) -
     loaded = NonAutoregressiveModel.from_pretrained(tmp_path)
     torch.testing.assert_close(MaskFiller(model).logits(moment, 4), MaskFiller(loaded).logits(moment, 4))
     dropping = MarianMTModel(config).train()
-    assert ByEmbedding(dropping).given_scale == ByEmbedding(dropping.eval()).given_scale
+    assert ByEmbedding(dropping).inputs_embeds_scale == ByEmbedding(dropping.eval()).inputs_embeds_scale
 
 
 def test_a_new_text_in_a_known_row_is_read_from_its_beginning() -> None:

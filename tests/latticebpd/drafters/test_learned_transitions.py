@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latticebpd import generate
-from latticebpd.drafters import BestTree, BlockLattices, DrafterHeads, LatticeDrafter, State, strategy_named
+from latticebpd.drafters import BestTree, BlockLattices, LatticeDrafter, MarkovAndConfidenceHeads, State, strategy_named
 from latticebpd.drafters.block.block_lattices import block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks
 from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
@@ -44,7 +44,7 @@ def drawn(kind: str, k: int = 3, seed: int = 0, rows: int = 60) -> tuple[BlockDr
     hidden, anchors, contexts = 0.3 * torch.randn(rows, 3, 24), (torch.arange(rows) + 5) % VOCAB, torch.randn(rows, 24)
     contexts[0] = 0.0  # a text of one token
     output, embedding = drafter.output(TransformersModel.of(target).projection), target.get_input_embeddings().weight
-    arguments = (drafter, output, hidden, anchors.tolist(), k, DrafterHeads(), contexts, embedding)
+    arguments = (drafter, output, hidden, anchors.tolist(), k, MarkovAndConfidenceHeads(), contexts, embedding)
     return drafter, hidden, anchors, contexts, block_lattices(*arguments)
 
 
@@ -323,13 +323,24 @@ def test_left_out_they_leave_plain_marginals_and_8_bits_leave_nearly_the_same() 
     output = TransformersModel.of(target).projection
     for kind in KINDS:
         drafter, hidden, anchors, contexts, lattices = drawn(kind)
-        plain = block_lattices(drafter, drafter.output(output), hidden, anchors.tolist(), 3, DrafterHeads(bigram=False))
+        plain = block_lattices(
+            drafter, drafter.output(output), hidden, anchors.tolist(), 3, MarkovAndConfidenceHeads(bigram=False)
+        )
         for one, other in zip(plain, lattices, strict=True):
             assert one.transitions is None
             assert np.array_equal(one.tokens, other.tokens)
         drafter.use_int8()
         embedding = target.get_input_embeddings().weight
-        arguments = (drafter, drafter.output(output), hidden, anchors.tolist(), 3, DrafterHeads(), contexts, embedding)
+        arguments = (
+            drafter,
+            drafter.output(output),
+            hidden,
+            anchors.tolist(),
+            3,
+            MarkovAndConfidenceHeads(),
+            contexts,
+            embedding,
+        )
         for rounded, lattice in zip(block_lattices(*arguments), lattices, strict=True):
             if np.array_equal(rounded.tokens, lattice.tokens):
                 np.testing.assert_allclose(rounded.transitions, lattice.transitions, atol=1.5)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from latticebpd import (
     DraftTree,
-    GoldDrafter,
     LatticeDrafter,
     MixtureDrafter,
     NeuralRescorer,
     NoDrafter,
     PromptNgramDrafter,
+    ReferenceDrafter,
     SausageLattice,
     State,
     VanillaDrafter,
@@ -221,7 +221,7 @@ class Every:
 
     needs_hidden = False
     fingerprint = vocab_size = None
-    owner = "the test"
+    vocabulary_name = "the test"
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         return [None if state.row % 2 else SausageLattice([[state.row]], [[0.0]]) for state in states]
@@ -238,7 +238,13 @@ def test_only_drafters_that_read_hidden_states_need_them(model: BlockwiseLM) -> 
         LatticeSet(np.ones((1, 1, 1), int), np.zeros((1, 1, 1)), np.ones((1, 1), int), np.ones((1, 1), int))
     )
     masks = NonAutoregressiveModel.like(tiny("bart"), VOCABULARY - 1, 4)
-    free = [NoDrafter(), PromptNgramDrafter(), GoldDrafter([1]), LatticeDrafter(saved, Vanilla()), gad_drafter(masks)]
+    free = [
+        NoDrafter(),
+        PromptNgramDrafter(),
+        ReferenceDrafter([1]),
+        LatticeDrafter(saved, Vanilla()),
+        gad_drafter(masks),
+    ]
     heads = VanillaDrafter(model)
     assert not any(map(needs_hidden, [*free, MixtureDrafter(free[1], free[4])]))
     assert needs_hidden(heads)
@@ -254,7 +260,7 @@ def test_copies_of_a_prompt_are_drafted_before_its_first_token_is_known() -> Non
     for _ in range(2):
         assert drafter.propose([State(0, prompt, 5, None, 4)])[0].tokens.tolist() == [7, 5]
         assert drafter.propose([State(0, [*prompt, 7, 5], 5, None, 4)])[0].tokens.tolist() == [6, 7]
-    assert GoldDrafter([7, 8]).propose([State(0, prompt, 5, None, 4)])[0].tokens.tolist() == [7, 8]
+    assert ReferenceDrafter([7, 8]).propose([State(0, prompt, 5, None, 4)])[0].tokens.tolist() == [7, 8]
 
 
 def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latticebpd import GoldDrafter
+from latticebpd import ReferenceDrafter
 from latticebpd.jacobi import (
     Dependencies,
     DraftedInitial,
@@ -245,7 +245,7 @@ def sentences() -> list[Sentence]:
 
 def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -> None:
     model = RuleModel(follows_its_predecessor)
-    drafted = DraftedInitial(GoldDrafter([list(range(2, 10))]))
+    drafted = DraftedInitial(ReferenceDrafter([list(range(2, 10))]))
     iterates = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
     assert iterates.right_since.tolist() == [1] + [0] * 7
     assert iterates.cells.tolist() == [

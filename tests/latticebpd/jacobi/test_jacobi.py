@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, StoppingCriteriaList
 
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, PromptNgramDrafter, VanillaDrafter
-from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.drafters.heads.head_networks import FeedForwardHeads
 from latticebpd.jacobi import (
     DraftedInitial,
     Initial,
@@ -173,7 +173,11 @@ def _holds_to_greedy_decoding(
 
 @pytest.mark.parametrize("base", ["llama", "marian"])
 def test_drafts_of_heads_as_initial_values_leave_the_text_alone(base: str) -> None:
-    model = tiny_model(seed=4) if base == "llama" else BlockwiseLM(tiny("marian", seed=2), BlockHeads(16, 5, 8)).eval()
+    model = (
+        tiny_model(seed=4)
+        if base == "llama"
+        else BlockwiseLM(tiny("marian", seed=2), FeedForwardHeads(16, 5, 8)).eval()
+    )
     ids, mask = padded()
     expected = greedy(model.base, ids, mask)
     for drafter in (VanillaDrafter(model), PathsDrafter(model, trigram(), p=1, k=4), PromptNgramDrafter(), NoDrafter()):

@@ -18,9 +18,9 @@ from latticebpd import (
     VanillaDrafter,
     generate,
 )  # fmt: skip
+from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
-from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.measuring.call_records import Call, End, read_calls, scorer_of
 from latticebpd.scoring.posteriors import arc_posteriors
 from tests.helpers.blockwise_models import greedy
@@ -112,7 +112,7 @@ def test_weights_after_rescoring_are_those_of_the_calls_own_text(model: Blockwis
     drafter = TreeDrafter(model, lm, num_nodes=12, alpha=0.7, k=4)
     out = generate(model, PROMPT, drafter, max_new_tokens=20, trace=True)
     assert scorer_of(MixtureDrafter(PromptNgramDrafter(), drafter)) is scorer_of(drafter)
-    assert scorer_of(PayingDrafter(drafter, CostCurve((1,), (1,), ((1.0,),)))) is scorer_of(drafter)
+    assert scorer_of(CostAwareDrafter(drafter, CostCurve((1,), (1,), ((1.0,),)))) is scorer_of(drafter)
     assert scorer_of(VanillaDrafter(model)) is None
     calls = read_calls(model, PROMPT, out, scorer_of(drafter))
     assert len(calls) > 2

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import GoldDrafter, LatticeSet, PathsDrafter, TreeDrafter, VanillaDrafter, generate
+from latticebpd import LatticeSet, PathsDrafter, ReferenceDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.drafters import BlockLattices, HeadLattices, State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
-from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
@@ -69,19 +69,21 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
     }
     decoded = decode(model, texts.items(), drafters)
     assert decoded.names == comparison.systems
-    assert decoded.tokens.tolist() == comparison.walked[:, 0].tolist()
+    assert decoded.tokens.tolist() == comparison.decode_totals[:, 0].tolist()
     assert decoded.differing.tolist() == [0] * 5
     assert decoded.texts == len(texts)
-    assert decoded.calls[[0, 4]].tolist() == comparison.walked[[0, 4], 1].tolist()
+    assert decoded.calls[[0, 4]].tolist() == comparison.decode_totals[[0, 4], 1].tolist()
     # Close to the limit a decode rescores lattices cut to what may still be written, so its last draft may be another
     # one.
-    assert (abs(decoded.calls - comparison.walked[:, 1]) <= len(texts)).all()
+    assert (abs(decoded.calls - comparison.decode_totals[:, 1]) <= len(texts)).all()
 
 
 def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     _, texts = collected
     decoded = decode(
-        model, texts.items(), {"vanilla": lambda _: VanillaDrafter(model), "right": lambda text: GoldDrafter(text, 12)}
+        model,
+        texts.items(),
+        {"vanilla": lambda _: VanillaDrafter(model), "right": lambda text: ReferenceDrafter(text, 12)},
     )
     assert decoded.counts.shape == (2, 14)
     assert decoded.counts[1, 13] > 0
@@ -90,9 +92,9 @@ def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tupl
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    oracles = {f"k={k}": partial(HindsightDrafter, HeadLattices(model, k)) for k in (1, 2, 4)}
+    oracles = {f"k={k}": partial(OracleDrafter, HeadLattices(model, k)) for k in (1, 2, 4)}
     decoded = decode(model, texts.items(), oracles)
-    assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).walked[:, 0, 1].tolist()
+    assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).decode_totals[:, 0, 1].tolist()
     assert decoded.counts.sum(axis=1).tolist() == decoded.calls.tolist()
     with pytest.raises(ValueError, match="at least one text"):
         decode(model, [], {})
@@ -290,8 +292,8 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
         "oracle": lambda continuation: oracle_drafter(model, continuation, 4),
     })  # fmt: skip
     assert decoded.differing.tolist() == [0] * 3
-    assert decoded.tokens.tolist() == comparison.walked[:, 0].tolist()
-    assert decoded.calls[[0, 2]].tolist() == comparison.walked[[0, 2], 1].tolist()
+    assert decoded.tokens.tolist() == comparison.decode_totals[:, 0].tolist()
+    assert decoded.calls[[0, 2]].tolist() == comparison.decode_totals[[0, 2], 1].tolist()
 
     written = [
         source + generate(model, source, VanillaDrafter(model), max_new_tokens=24).sequences[0, 1:].tolist()

@@ -75,8 +75,8 @@ def test_identities(lattices: LatticeSet) -> None:
     assert lattices.sequence is not None
     lengths = run_system("3-best", lattices, LM).lengths
     texts = [lengths[lattices.sequence == text].tolist() for text in np.unique(lattices.sequence)]
-    assert result.walked[3, :2].tolist() == [len(lattices), sum(map(decode, texts))]
-    assert (result.walked[:, 1] == result.steps).all()
+    assert result.decode_totals[3, :2].tolist() == [len(lattices), sum(map(decode, texts))]
+    assert (result.decode_totals[:, 1] == result.steps).all()
     by_position = compare([lattices], ["3-best"], LM, by="position")
     assert (by_position.outcomes.sum(axis=1) == len(lattices)).all()
     assert result.resampled[:, 0].tolist() == result.resampled[:, 1].tolist()
@@ -93,13 +93,13 @@ def test_hand_computed_comparison() -> None:
     assert result.repeats[0].tolist() == [1, 8, 5]  # behind head 1's 0, (1 1) repeats; runs of 1, 1, 2, 1
     assert result.consecutive_repeats[0] == 12.5
     assert result.longest_run[0] == 1.25
-    assert result.mended[2].tolist() == [
+    assert result.repetition_changes[2].tolist() == [
         [0, 1],
         [0, 0],
         [0, 0],
     ]  # the oracle's first draft is (1 1) where vanilla's is (1 2), a win
-    assert result.mended_share(0)[2].tolist() == [0, 50]
-    assert np.isnan(result.mended_share(2)[2]).all()  # no losses
+    assert result.repetition_shares(0)[2].tolist() == [0, 50]
+    assert np.isnan(result.repetition_shares(2)[2]).all()  # no losses
     # vanilla: slot 1 held it, slot 0 lacked it, never, slot 0 held it; all paths: never, slot 0 lacked it, never, the
     # text had ended
     assert result.lost.tolist() == [[2, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0]]
@@ -302,7 +302,7 @@ def test_sweep_equals_one_run_for_each_weight(lattices: LatticeSet, alphas: list
     parts = [sweep_alpha([lattices], "3-best", LM, [alpha]) for alpha in alphas]
     joined = sum(parts[1:], parts[0])
     assert (joined.alphas, joined.counts.tolist()) == (by_decode.alphas, by_decode.counts.tolist())
-    assert joined.walked.tolist() == by_decode.walked.tolist()
+    assert joined.decode_totals.tolist() == by_decode.decode_totals.tolist()
 
 
 @given(

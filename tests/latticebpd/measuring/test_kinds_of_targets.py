@@ -65,12 +65,12 @@ def test_a_replay_makes_the_calls_of_a_decode(collected: Collected, folder: Path
     drafters = system_drafters(source, SYSTEMS, folder / "lm.fst", None)
     decoded = decode(loaded.target, collected.texts.items(), drafters)
     assert decoded.differing.tolist() == [0] * len(SYSTEMS)
-    assert decoded.tokens.tolist() == comparison.walked[:, 0].tolist()
-    calls = comparison.walked[:, 1]
+    assert decoded.tokens.tolist() == comparison.decode_totals[:, 0].tolist()
+    calls = comparison.decode_totals[:, 1]
     assert decoded.calls[[0, -1]].tolist() == calls[[0, -1]].tolist()
     assert ((calls - len(collected.texts) <= decoded.calls) & (decoded.calls <= calls)).all()
     oracle = tally([collected.lattices], [1, K])
-    assert oracle.walked[:, 0, 1].tolist() == decoded.calls[[0, -1]].tolist()
+    assert oracle.decode_totals[:, 0, 1].tolist() == decoded.calls[[0, -1]].tolist()
 
 
 @pytest.mark.parametrize("system", ["vanilla", "16-tree", "64-tree:0-gram"])

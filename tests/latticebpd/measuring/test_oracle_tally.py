@@ -82,7 +82,7 @@ def test_tally_equals_counting_one_by_one(lattices: LatticeSet, ks: list[int], h
             called = [length for text in texts for length in calls(text)]
             assert by_decode.counts[i, j].tolist() == np.bincount(called, minlength=slots + 1).tolist()
             walked = [len(lattices), sum(map(decode, texts)), sum(map(fewest, texts))]
-            assert by_decode.walked[i, j].tolist() == by_position.walked[i, j].tolist() == walked
+            assert by_decode.decode_totals[i, j].tolist() == by_position.decode_totals[i, j].tolist() == walked
             assert by_decode.block_efficiency[i, j] == walked[0] / walked[1]
             assert by_position.block_efficiency[i, j] == lengths.mean() + 1
     vanilla = lengths_of(ranks(lattices), 1)
@@ -150,7 +150,7 @@ def test_hand_computed_tally() -> None:
     assert got.counts[:, 0].tolist() == [[2, 1, 1], [1, 1, 2]]  # k = 1: 1, 0, 2, 0; k = 2: 2, 0, 2, 1
     assert got.block_efficiency[:, 0].tolist() == [1.75, 2.25]
     # k = 1 calls at 0 (1 accepted), 2 (2 accepted); k = 2 at 0 (2 accepted), 3 (1 accepted).
-    assert got.walked[:, 0].tolist() == [[4, 2, 2], [4, 2, 2]]
+    assert got.decode_totals[:, 0].tolist() == [[4, 2, 2], [4, 2, 2]]
     # vanilla ends at: slot 1 (token there, behind another), slot 0 (token lacking), never, slot 0 (behind another)
     assert got.lost.tolist() == [[1, 1, 0], [1, 0, 0]]
     got = tally([by_hand()], [1, 2])
@@ -169,7 +169,7 @@ def test_longest_prefix_at_every_call_need_not_make_the_fewest_calls() -> None:
     tokens = np.array([[[1 if slot < length else 2] for slot in range(3)] for length in lengths], np.int32)
     numbers = {"log_probs": np.zeros((5, 3, 1), np.float32), "continuation": np.ones((5, 3), np.int32)}
     lattices = LatticeSet(tokens, **numbers, context=np.zeros((5, 1), np.int32), sequence=np.zeros(5, np.int64))
-    assert tally([lattices], [1]).walked[0, 0].tolist() == [5, decode(lengths), fewest(lengths)] == [5, 4, 2]
+    assert tally([lattices], [1]).decode_totals[0, 0].tolist() == [5, decode(lengths), fewest(lengths)] == [5, 4, 2]
 
 
 def test_unnumbered_lattices_have_no_decode() -> None:

@@ -25,7 +25,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated, set_aside_by
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, fitted_records, is_calibrated
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM, WEIGHTS
@@ -144,7 +144,7 @@ def test_records_come_back_and_are_used(stored: Path) -> None:
     assert isinstance(strategy, BestTree)
     assert isinstance(strategy.scorer, CalibratedScorer)
     assert (strategy.num_nodes, strategy.scorer.calibration) == (9, WEIGHTS)
-    assert set_aside_by(stored) == (WEIGHTS,)
+    assert fitted_records(stored) == (WEIGHTS,)
     assert isinstance(as_scorer(stored), NgramScorer)  # trees and paths by other names stay as they are
 
 
@@ -198,10 +198,10 @@ def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
     assert default_system(heads, LM) == "copies+16-tree"
     by_cost = [default_system(heads, lm, by_cost=True) for lm in (stored, LM)]
     assert by_cost == ["64-calibrated", "64-tree"]  # trees that can be cut
-    blocks: Any = SimpleNamespace(shares_lm=False, default_system=lambda rescored: "{n}-tree")
-    own = [default_system(blocks, lm, own_lm=True) for lm in (stored, LM, None)]
+    blocks: Any = SimpleNamespace(uses_target_calibration=False, default_system=lambda rescored: "{n}-tree")
+    own = [default_system(blocks, lm, lm_from_caller=True) for lm in (stored, LM, None)]
     assert own == ["16-calibrated", "16-tree", "16-tree"]
-    assert default_system(blocks, stored, own_lm=True, alpha=0.5) == "16-tree"
+    assert default_system(blocks, stored, lm_from_caller=True, alpha=0.5) == "16-tree"
     assert default_system(blocks, stored) == "16-tree"  # the calibration next to the target is for its heads
 
 

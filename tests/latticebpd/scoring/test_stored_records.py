@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fst import FEATURES
 from latticebpd.drafters import bundled
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
-from latticebpd.scoring.rescoring import as_tuned, set_aside_by
+from latticebpd.scoring.rescoring import as_tuned, fitted_records
 from latticebpd.scoring.weights import (
     RescorerSettings,
     Tuning,
@@ -141,20 +141,20 @@ def test_records_next_to_a_link_belong_to_it(tmp_path: Path) -> None:
         each.parent.mkdir()
     shutil.copyfile(bundled.LM, blob)
     model.symlink_to(blob)
-    assert set_aside_by(model) == ()
+    assert fitted_records(model) == ()
     store_tunings(model, [TUNING])
     calibration_path(model).write_text(json.dumps(CALIBRATION), encoding="utf-8")
-    assert set_aside_by(model) == (TUNING, stored_calibration(model))
-    assert set_aside_by(blob) == ()
+    assert fitted_records(model) == (TUNING, stored_calibration(model))
+    assert fitted_records(blob) == ()
 
 
 def test_a_link_without_records_has_those_of_its_model(tmp_path: Path) -> None:
     """Records that a link gets of its own replace them, and leave the model's as they are."""
     model = tmp_path / "lm.fst"
     model.symlink_to(bundled.LM)
-    assert set_aside_by(model) == set_aside_by(bundled.LM) != ()
+    assert fitted_records(model) == fitted_records(bundled.LM) != ()
     store_tunings(model, [TUNING])
     others = [each for each in as_tuned(bundled.LM).tunings if each.system != TUNING.system]
-    assert set_aside_by(model) == (TUNING, *others, stored_calibration(bundled.LM))
+    assert fitted_records(model) == (TUNING, *others, stored_calibration(bundled.LM))
     alpha_path(model).unlink()
-    assert set_aside_by(model) == set_aside_by(bundled.LM)
+    assert fitted_records(model) == fitted_records(bundled.LM)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
+from latticebpd import BlockwiseLM, DraftTree, NoDrafter, ReferenceDrafter, generate
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 from latticebpd.verification.recompute import RecomputingVerifier
@@ -212,7 +212,7 @@ def test_window_that_no_layer_types_declares_is_recomputed() -> None:
     mask = (prompts != 0).long()
     reference = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=24)
     assert isinstance(verifier_for(model), RecomputingVerifier)
-    drafter = GoldDrafter(reference[:, 60:].tolist(), 7)
+    drafter = ReferenceDrafter(reference[:, 60:].tolist(), 7)
     assert (
         generate(model, prompts, drafter, max_new_tokens=24, attention_mask=mask).sequences.tolist()
         == reference.tolist()
@@ -265,7 +265,11 @@ def test_sliding_windows_slide_over_trees_too(kind: str) -> None:
     texts = reference[:, 9:].tolist()
     for block in (0, 2, 7):
         out = generate(
-            model, prompts, GoldDrafter(texts, block) if block else NoDrafter(), max_new_tokens=24, attention_mask=mask
+            model,
+            prompts,
+            ReferenceDrafter(texts, block) if block else NoDrafter(),
+            max_new_tokens=24,
+            attention_mask=mask,
         )
         assert out.sequences.tolist() == reference.tolist()
 
@@ -287,7 +291,7 @@ def test_layers_that_cannot_forget_are_recomputed() -> None:
     model = MambaForCausalLM(config).eval()
     reference = model.generate(torch.tensor([[3, 4, 5]]), do_sample=False, max_new_tokens=12)
     assert isinstance(verifier_for(model), RecomputingVerifier)
-    for drafter in (NoDrafter(), GoldDrafter(reference[0, 3:].tolist(), 3)):
+    for drafter in (NoDrafter(), ReferenceDrafter(reference[0, 3:].tolist(), 3)):
         assert generate(model, [3, 4, 5], drafter, max_new_tokens=12).sequences.tolist() == reference.tolist()
 
 
@@ -304,7 +308,7 @@ def test_model_may_change_precision_weights_and_attention_between_decodes(family
             model.set_attn_implementation("eager")
         reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=12)
         text = reference[0, 1 if model.config.is_encoder_decoder else 3 :].tolist()
-        out = generate(model, [4, 5, 6], GoldDrafter(text, 3), max_new_tokens=12)
+        out = generate(model, [4, 5, 6], ReferenceDrafter(text, 3), max_new_tokens=12)
         assert out.sequences.tolist() == reference.tolist(), change
 
 
@@ -363,7 +367,7 @@ def test_hooks_and_forwards_of_later_are_seen(family: str, change: Callable[[Any
     start, texts = 1 if model.config.is_encoder_decoder else 3, []
     for _ in range(2):
         reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=16)
-        drafter = GoldDrafter(reference[:, start:].tolist(), 3)
+        drafter = ReferenceDrafter(reference[:, start:].tolist(), 3)
         output = generate(model, [4, 5, 6], drafter, max_new_tokens=16)
         assert output.sequences.tolist() == reference.tolist()
         texts.append(reference.tolist())

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from latticebpd import DraftTree
+from latticebpd.drafters.cost_aware import CostAwareDrafter, nodes_that_pay
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
-from latticebpd.drafters.paying_drafts import PayingDrafter, paying_nodes
 from latticebpd.drafters.system_names import drafter_named, tells_probabilities
 
 CURVE = CostCurve((1,), (1, 2, 4, 64), ((1.0, 1.1, 1.3, 7.0),), packed=True)
@@ -55,7 +55,7 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
         rows = [
             np.sort(np.log(rng.uniform(0, 1, int(rng.integers(0, 4)))))[::-1] for _ in range(int(rng.integers(1, 4)))
         ]
-        nodes, saved = paying_nodes(rows, curve)
+        nodes, saved = nodes_that_pay(rows, curve)
 
         def promised(sizes: Sequence[int], rows: Any = rows, curve: CostCurve = curve) -> float:
             tokens = len(rows) + sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, sizes, strict=True))
@@ -82,7 +82,7 @@ def test_of_equally_likely_nodes_the_first_are_kept() -> None:
         rows = [np.sort(np.log(rng.choice([0.2, 0.5, 0.8], 30)))[::-1] for _ in range(3)]
         size = int(rng.integers(2, 60))
         curve = CostCurve((1,), (1, 3 + size, 200), ((1.0, 1.1, 90.0),), packed=True)
-        kept, _ = paying_nodes(rows, curve)
+        kept, _ = nodes_that_pay(rows, curve)
         assert sum(int(keep.sum()) for keep in kept) == size
         assert all((np.diff(keep.astype(int)) <= 0).all() for keep in kept)
 
@@ -90,9 +90,9 @@ def test_of_equally_likely_nodes_the_first_are_kept() -> None:
 def test_many_rows_keep_only_what_is_nearly_certain() -> None:
     """Beside one row's weights a token costs little; beside sixteen rows' tokens, as much as a token of a text."""
     one, other = tree(0.9, 0.5, 0.3), tree(0.4, 0.2)
-    drafter = PayingDrafter(Scripted([one]), CURVE)
+    drafter = CostAwareDrafter(Scripted([one]), CURVE)
     assert len(drafter.propose(states(1))[0]) == 3
-    sixteen = PayingDrafter(Scripted([one] + [other] * 15), CURVE)
+    sixteen = CostAwareDrafter(Scripted([one] + [other] * 15), CURVE)
     assert [len(each) for each in sixteen.propose(states(16))] == [1] + [0] * 15
 
 
@@ -100,7 +100,7 @@ def test_many_rows_keep_only_what_is_nearly_certain() -> None:
 def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone(unit: float) -> None:
     inner = Scripted([tree(0.95, 0.9)] + [tree(0.1)] * 7)
     seconds = tuple(tuple(unit * each for each in row) for row in CURVE.seconds)
-    drafter = PayingDrafter(inner, replace(CURVE, seconds=seconds, drafting=(0.1 * unit,)))
+    drafter = CostAwareDrafter(inner, replace(CURVE, seconds=seconds, drafting=(0.1 * unit,)))
     for _ in range(100):
         drafter.propose(states(8))
     before = inner.asked
@@ -112,17 +112,17 @@ def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone(unit: 
 
 def test_news_reach_the_drafter_and_its_needs_are_kept() -> None:
     inner = Scripted([])
-    drafter = PayingDrafter(inner, CURVE)
+    drafter = CostAwareDrafter(inner, CURVE)
     drafter.observe([3], [[1, 2]])
     assert inner.told == [([3], [[1, 2]])]
     assert not drafter.needs_hidden
-    assert PayingDrafter(replace(inner, needs_hidden=True), CURVE).needs_hidden
+    assert CostAwareDrafter(replace(inner, needs_hidden=True), CURVE).needs_hidden
 
 
 def test_trees_without_probabilities_are_refused() -> None:
     bare = DraftTree.from_paths([[1, 2]])
     with pytest.raises(ValueError, match="expected trees that tell probabilities"):
-        PayingDrafter(Scripted([bare]), CURVE).propose(states(1))
+        CostAwareDrafter(Scripted([bare]), CURVE).propose(states(1))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class DraftingBudget:
         return self.left > 0
 
 
-class PayingDrafter:
+class CostAwareDrafter:
     """Another drafter's trees, cut over all rows to the nodes that promise the most tokens a second; none for a while
     where drafting does not pay for so many rows.
 
@@ -65,7 +65,7 @@ class PayingDrafter:
         if not budget.allows():
             return [DraftTree.empty()] * rows
         trees = self.drafter.propose(states)
-        kept, saved = paying_nodes([tree.log_probs if len(tree) else np.empty(0) for tree in trees], self.costs)
+        kept, saved = nodes_that_pay([tree.log_probs if len(tree) else np.empty(0) for tree in trees], self.costs)
         budget.left += saved / seconds
         return [tree.subtree(keep) for tree, keep in zip(trees, kept, strict=True)]
 
@@ -73,7 +73,7 @@ class PayingDrafter:
         self.drafter.observe(rows, tokens)
 
 
-def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[list[np.ndarray], float]:
+def nodes_that_pay(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[list[np.ndarray], float]:
     """Of every row's tree, which nodes to verify for the most tokens a second; of equal choices the fewest.
 
     And the predicted savings in seconds against calls without drafts that commit as many tokens. A call is expected to
