@@ -8,17 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel
 
 from latticebpd.drafters.bundled import LM, MODEL
 from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.models.load_target import load_stock
+from tests.helpers.tokenizers import TEMPLATE
 
 MIXED = {
     "attn_q": "F16", "attn_k": "Q5_0", "attn_v": "Q4_1", "ffn_up": "BF16", "ffn_down": "Q5_1", "ffn_gate": "Q4_0",
 }  # fmt: skip
 FLOATS = {**dict.fromkeys(MIXED, "F16"), "attn_k": "BF16", "attn_output": "F16", "token_embd": "F32", "output": "F32"}
 FLOATS |= {"attn_qkv": "F16"}
+
+
+LETTERS: dict[str, Any] = {
+    "ggml.model": "gpt2", "ggml.pre": "gpt-2", "ggml.merges": ["a b"], "ggml.token_type": [2, 3, 3, 3] + [1] * 257,
+    "ggml.tokens": ["<unk>", "<s>", "</s>", "<pad>", *sorted(ByteLevel.alphabet()), "ab"], "chat_template": TEMPLATE,
+    "ggml.bos_token_id": 1, "ggml.eos_token_id": 2, "ggml.padding_token_id": 3,
+}  # fmt: skip
+"""Fields of a tokenizer of 261 tokens with a chat template."""
 
 
 def bundled_with_gguf(folder: Path) -> Path:
@@ -29,9 +39,18 @@ def bundled_with_gguf(folder: Path) -> Path:
     return folder
 
 
-def written(path: Path, model: PreTrainedModel, types: dict[str, str], fields: dict[str, int] | None = None) -> None:
+def written(
+    path: Path,
+    model: PreTrainedModel,
+    types: dict[str, str],
+    fields: dict[str, int] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+) -> None:
     """A GGUF file of a tiny model, as llama.cpp's converter writes it: queries and keys of Llama are interleaved, norms
-    of Gemma hold what is added to 1."""
+    of Gemma hold what is added to 1.
+
+    tokenizer: its fields; by default it has names of tokens only.
+    """
     gguf = pytest.importorskip("gguf")
     config: Any = model.config
     kind = str(config.model_type).removesuffix("_text")
@@ -50,10 +69,14 @@ def written(path: Path, model: PreTrainedModel, types: dict[str, str], fields: d
         writer.add_uint32(f"{kind}.{name}", number)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_token_list([f"<{n}>" for n in range(config.vocab_size)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
+    if tokenizer is None:
+        writer.add_token_list([f"<{n}>" for n in range(config.vocab_size)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_pad_token_id(0)
+    for field, value in (tokenizer or {}).items():
+        kinds = {list: writer.add_array, int: writer.add_uint32, str: writer.add_string}
+        kinds[type(value)](f"tokenizer.{field}", value)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
