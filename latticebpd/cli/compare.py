@@ -38,7 +38,9 @@ def compare(
     prompt_context: bool = typer.Option(True, help="Language models see the prompt; else only the answer."),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    model: Path | None = typer.Option(None, help="The lattices' model: decode the texts (in directories) too."),
+    model: Path | None = typer.Option(
+        None, help="The lattices' model: decode texts (in directories) too, by their weights."
+    ),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),

@@ -46,7 +46,9 @@ def oracle(
     tally: Path | None = TALLY,
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
-    model: Path | None = typer.Option(None, help="The lattices' model: decode the texts (in directories) again."),
+    model: Path | None = typer.Option(
+        None, help="The lattices' model: decode texts (in directories) again, by their weights."
+    ),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
