@@ -1,5 +1,5 @@
 // Best-first prefix trees under calibrated probabilities: a log-linear model of what the drafter, the n-gram model and
-// the text so far say of a token.
+// the context say of a token.
 //
 //     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] .
 //     f(outside)))

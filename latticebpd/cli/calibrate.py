@@ -23,7 +23,7 @@ def calibrate(
     plot: Path | None = typer.Option(None, callback=writable_plot, help="Write a reliability plot, PNG, SVG or PDF."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
-    """Fit the probabilities of calibrated trees: of heads, n-gram model and the text so far, slot by slot.
+    """Fit the probabilities of calibrated trees: of heads, n-gram model and the context, slot by slot.
 
     The weights maximise the probability of the base model's continuations. With --write they are stored as
     MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also stores how many of

@@ -6,7 +6,7 @@
                         DFlash 2); any number
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
-    64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
+    64-calibrated       the same under calibrated probabilities, copies from the context among its nodes
     16-best:0-gram      the same without the language model; so for trees
     16-best:NAME        the same with the language model of that name, where several are compared
     oracle              the lattice's best path in hindsight
@@ -14,7 +14,7 @@
 Where a text is decoded there are also
 
     greedy              no drafts
-    16-copies           copies from the text so far, 16 nodes
+    16-copies           copies from the context, 16 nodes
     copies+16-tree      copies first; a tree where they are unsure, 16 nodes together
 """
 

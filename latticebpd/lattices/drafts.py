@@ -1,7 +1,7 @@
 """What is verified: a list of drafts, or a tree of draft prefixes.
 
 A *draft tree* stores every distinct prefix once. Node ``i`` adds ``tokens[i]`` to the prefix of ``parents[i]``; the
-root, -1, is the text so far. Parents come before their children.
+root, -1, is the context. Parents come before their children.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
     """The systems of the table, as readers and as `drafter_named` call them; the oracle comes after them.
 
     Those of the bundled model's table draft from the heads only, but for "copies + tree", which also copies from the
-    text so far: no part of blockwise decoding, but what one would run.
+    context: no part of blockwise decoding, but what one would run.
     """
     if loaded.source is None:
         return {"greedy": "greedy", "copies": f"{SMALL}-copies"}

@@ -1,7 +1,7 @@
-"""Trees under calibrated probabilities: heads, n-gram model and the text so far, each with a fitted weight.
+"""Trees under calibrated probabilities: heads, n-gram model and the context, each with a fitted weight.
 
 A log-linear model (`fst.calibrated_tree_batch`), fitted to the target model's continuations (`latticebpd calibrate`),
-gives the probability of a token after a path. The n-gram counts of the text so far adapt to it token by token, and add
+gives the probability of a token after a path. The n-gram counts of the context adapt to it token by token, and add
 *copies*, tokens that the heads did not propose.
 """
 

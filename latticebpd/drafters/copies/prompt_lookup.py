@@ -16,7 +16,7 @@ from latticebpd.lattices.drafts import DraftTree
 
 
 class PromptNgramDrafter(Drafter):
-    """Copies from the prompt and the text so far.
+    """Copies from the context.
 
     max_ngram: longest suffix looked up.
     min_ngram: shortest suffix that may match; 1 drafts most often, higher only where a copy is likelier.
