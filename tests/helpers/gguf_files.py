@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,23 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from latticebpd.drafters.bundled import LM, MODEL
+from latticebpd.models.catalogue import GGUF_NAME
+from latticebpd.models.load_target import load_stock
+
 MIXED = {
     "attn_q": "F16", "attn_k": "Q5_0", "attn_v": "Q4_1", "ffn_up": "BF16", "ffn_down": "Q5_1", "ffn_gate": "Q4_0",
 }  # fmt: skip
 FLOATS = {**dict.fromkeys(MIXED, "F16"), "attn_k": "BF16", "attn_output": "F16", "token_embd": "F32", "output": "F32"}
 FLOATS |= {"attn_qkv": "F16"}
+
+
+def bundled_with_gguf(folder: Path) -> Path:
+    """The bundled model with its heads and n-gram model, and a GGUF file of it, in a new folder."""
+    shutil.copytree(MODEL, folder)
+    shutil.copy(LM, folder / "lm.fst")
+    written(folder / GGUF_NAME, load_stock(MODEL), {}, {"context_length": 1024})
+    return folder
 
 
 def written(path: Path, model: PreTrainedModel, types: dict[str, str], fields: dict[str, int] | None = None) -> None:

@@ -12,8 +12,8 @@ from latticebpd import Loaded, load
 from latticebpd.drafters.bundled import LM
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.bundled_gguf import bundled_with_gguf
 from tests.helpers.commands import Run
+from tests.helpers.gguf_files import bundled_with_gguf
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
 

@@ -24,8 +24,8 @@ from latticebpd.measuring.quality import perplexity
 from latticebpd.measuring.replay import outcome
 from latticebpd.measuring.signature import OWN_TEXT
 from latticebpd.models.load_target import load_stock
-from tests.helpers.bundled_gguf import bundled_with_gguf
 from tests.helpers.commands import Run
+from tests.helpers.gguf_files import bundled_with_gguf
 
 KINDS = ("float32", "int8", "gguf", "torch")
 ENGINE = KINDS[:3]
