@@ -1,4 +1,4 @@
-"""`load`: a directory, a file, a name or nothing gives all that a decode needs; what is asked for is there or refused."""
+"""`load`: a directory, a file, a name or nothing gives all that a decode needs; what cannot be had is refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,8 @@ def test_the_processor_and_float32_are_what_the_engine_computes() -> None:
         ),
         (
             {"weights": "float32", "device": "meta"},
-            "expected float32 on the CPU with weights='float32', got device meta and dtype float32; use weights='torch'",
+            "expected float32 on the CPU with weights='float32', got device meta and dtype float32; "
+            "use weights='torch'",
         ),
         ({"weights": "nonsense"}, "expected weights among float32, int8, gguf, torch, got 'nonsense'"),
         ({"weights": "file"}, "expected weights among float32, int8, gguf, torch, got 'file'"),

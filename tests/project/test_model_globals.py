@@ -78,7 +78,8 @@ def test_no_module_global_holds_a_model_after_decodes() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda model: model, lambda model: [model], lambda model: {"a": {1: model}}, lambda model: {model}, lambda model: ((model,),),
+        lambda model: model, lambda model: [model], lambda model: {"a": {1: model}}, lambda model: {model},
+        lambda model: ((model,),),
         lambda model: weakref.WeakKeyDictionary({model: 1}), lambda model: weakref.WeakValueDictionary({1: model}),
         lambda model: weakref.WeakSet([model]),
     ],

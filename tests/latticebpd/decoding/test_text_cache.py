@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from latticebpd import DraftTree, GoldDrafter, NoDrafter, PromptNgramDrafter, TextCache, generate
 from latticebpd.lattices.values import as_numpy
