@@ -1,5 +1,4 @@
-"""`load`: a directory, a file, a name or nothing gives all that a decode needs; what is asked for is there, or refused
-by name."""
+"""`load`: a directory, a file, a name or nothing gives all that a decode needs; what cannot be had is refused."""
 
 from __future__ import annotations
 
