@@ -1,4 +1,4 @@
-"""`Loaded.generate` and `draft`: whatever a prompt is given as, the text is that of `generate()`; the rest is refused."""
+"""`Loaded.generate` and `draft`: however a prompt is given, the text is that of `generate()`; the rest is refused."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_ids_may_be_lists_arrays_and_tensors_of_one_row_or_several(each_kind: Lo
     ids = each_kind.encode(TEXT)
     expected = each_kind.generate(TEXT, max_new_tokens=8).tokens.tolist()
     for kind in (
-        ids, tuple(ids), np.array(ids), np.array(ids, np.int32), torch.tensor(ids), [ids], np.array([ids]), torch.tensor([ids]),
+        ids, tuple(ids), np.array(ids), np.array(ids, np.int32), torch.tensor(ids), [ids], np.array([ids]),
+        torch.tensor([ids]),
     ):  # fmt: skip
         assert each_kind.generate(kind, max_new_tokens=8).tokens.tolist() == expected
     twice = each_kind.generate(torch.tensor([ids, ids]), max_new_tokens=8).tokens.tolist()
@@ -203,7 +204,8 @@ WRONG: dict[str, Any] = {
     "nothing": None, "a number": 5, "bytes": b"abc", "an empty list": [], "an empty text": "", "empty texts": ["", ""],
     "one empty text": [TEXT, ""], "texts and ids": [TEXT, [1]], "lists of texts": [[TEXT]], "ragged ids": [[1, 2], [3]],
     "fractions": [1.5, 2.0], "three dimensions": [[[1]]], "negative ids": [-1], "ids beyond the vocabulary": [10**6],
-    "ids of no size": [2**70], "truths": [True, False], "a mapping": {"input_ids": [1]}, "a tensor of floats": torch.ones(3),
+    "ids of no size": [2**70], "truths": [True, False], "a mapping": {"input_ids": [1]},
+    "a tensor of floats": torch.ones(3),
     "an empty row": np.empty((1, 0), np.int64), "a class": Loaded,
 }  # fmt: skip
 

@@ -410,7 +410,7 @@ def test_weights_are_chosen_by_name(tmp_path: Path, llama_file: Path) -> None:
         with pytest.raises(ValueError, match=message) as raised:
             load(tmp_path, weights=name)
         assert "\n" not in str(raised.value)
-    with pytest.raises(ValueError, match="expected float32 on the CPU with weights='int8', got .*bfloat16"):
+    with pytest.raises(ValueError, match=r"expected float32 on the CPU with weights='int8', got .*bfloat16"):
         load(tmp_path, dtype=torch.bfloat16, weights="int8")
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
