@@ -28,8 +28,8 @@ from transformers import (
 )
 
 from latticebpd import (
+    BlockwiseLM,
     Exact,
-    Loaded,
     MinimumBlock,
     NoDrafter,
     PromptNgramDrafter,
@@ -38,9 +38,8 @@ from latticebpd import (
     TopK,
     TreeDrafter,
     custom_generate,
-    load,
 )
-from latticebpd.drafters.bundled import MODEL
+from latticebpd.drafters.bundled import LM, MODEL
 from latticebpd.models.load_target import load_tokenizer
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.model_families import tiny_of
@@ -56,8 +55,8 @@ NEW = 16
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Loaded:
-    return load()
+def bundle() -> BlockwiseLM:
+    return BlockwiseLM.from_pretrained(MODEL)
 
 
 def assert_same_text(model: Any, prompts: dict[str, Any], **arguments: Any) -> torch.Tensor:
@@ -156,12 +155,12 @@ def test_decoder_may_begin_with_several_tokens() -> None:
 
 
 def test_streamers_are_given_the_prompt_once_and_every_token(
-    bundle: Loaded, capsys: pytest.CaptureFixture[str]
+    bundle: BlockwiseLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
-    model: Any = bundle.model.base
+    model: Any = bundle.base
     inputs = tokenizer("The history of the city", return_tensors="pt")
-    drafter = TreeDrafter(bundle.model, bundle.lm, num_nodes=16)
+    drafter = TreeDrafter(bundle, LM, num_nodes=16)
     arguments: dict[str, Any] = {
         **inputs,
         "max_new_tokens": 24,
@@ -409,11 +408,11 @@ def test_called_directly_it_decodes_as_well() -> None:
     assert output.tolist() == model.generate(PROMPT, do_sample=False).tolist()  # type: ignore[union-attr]
 
 
-def test_text_generation_pipeline_writes_the_same(bundle: Loaded) -> None:
+def test_text_generation_pipeline_writes_the_same(bundle: BlockwiseLM) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token or "<|endoftext|>"
-    pipe: Any = pipeline("text-generation", model=bundle.model.base, tokenizer=tokenizer)
-    decoding = custom_generate(TreeDrafter(bundle.model, bundle.lm, num_nodes=16))
+    pipe: Any = pipeline("text-generation", model=bundle.base, tokenizer=tokenizer)
+    decoding = custom_generate(TreeDrafter(bundle, LM, num_nodes=16))
     texts = ["The history of the city", "In the beginning", "def main("]
     for several in ({}, {"batch_size": 3}):
         arguments: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, **several}

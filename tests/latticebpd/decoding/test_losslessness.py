@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 from latticebpd import Drafter, DraftTree, State, generate
+from latticebpd.drafters.top_k import lattices_from_logits
+from latticebpd.models.transformers.transformers_model import TransformersModel
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 
@@ -24,17 +27,21 @@ from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 class RandomHeads:
     """Heads that read the hidden state and know nothing."""
 
-    tokenizer_fingerprint = None
-    vocab_size = VOCABULARY
+    fingerprint = None
+    vocab_size = num_tokens = VOCABULARY
     has_transitions, layers = False, ()
 
     def __init__(self, model: PreTrainedModel, slots: int, seed: int) -> None:
+        self.target, self.num_heads = TransformersModel(model), slots + 1
         generator = torch.Generator().manual_seed(seed)
         width = model.config.get_text_config().hidden_size
         self.weight = torch.randn(slots, width, VOCABULARY, generator=generator).to(model.dtype)
 
-    def head_logits(self, hidden: Tensor, slots: int | None = None, following: Tensor | None = None) -> Tensor:
-        return torch.einsum("rh,shv->rsv", hidden, self.weight[:slots])
+    def joined(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
+        return torch.stack([torch.cat(list(row)) for row in parts])
+
+    def draw(self, states: Tensor, last: Sequence[int], slots: int | None, k: int, transitions: bool) -> Any:
+        return lattices_from_logits(torch.einsum("rh,shv->rsv", states, self.weight[:slots]), k)
 
 
 class Scripted:

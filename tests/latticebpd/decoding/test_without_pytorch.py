@@ -317,9 +317,6 @@ CHANGES: dict[str, Callable[[Path], None]] = {
         folder / "config.json", rope_parameters={"rope_theta": 1e5}
     ),
     "another number of heads": lambda folder: change_json(folder / "config.json", num_key_value_heads=4),
-    "a generation config that changes texts": lambda folder: change_json(
-        folder / "generation_config.json", repetition_penalty=1.3
-    ),
     "no generation config": removed("generation_config.json"),
     "a damaged generation config": lambda folder: (folder / "generation_config.json").write_text("{"),
     "no float weights": removed("model.safetensors"),
@@ -333,6 +330,16 @@ def test_a_folder_whose_parts_ask_for_more_is_read_by_transformers(what: str, tm
     assert gguf_model(folder) is not None
     CHANGES[what](folder)
     assert gguf_model(folder) is None
+
+
+def test_a_generation_config_that_changes_texts_is_honoured(tmp_path: Path) -> None:
+    folder = made(tmp_path, tiny("llama"))
+    before = load(folder).generate(PROMPTS[0], max_new_tokens=30).tokens
+    change_json(folder / "generation_config.json", repetition_penalty=1.8)
+    assert load(folder).weights == "gguf"
+    text = load(folder).generate(PROMPTS[0], max_new_tokens=30).tokens
+    assert np.array_equal(text, on_pytorch(folder).generate(PROMPTS[0], max_new_tokens=30).tokens)
+    assert not np.array_equal(text, before)
 
 
 @pytest.mark.parametrize(
