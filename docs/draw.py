@@ -22,7 +22,7 @@ ROOMS = {
     "latticebpd/drafters": "heads, block, masks, copies; strategies and system names",
     "latticebpd/decoding": "the loop, acceptance, stopping, generation config",
     "latticebpd/jacobi": "Jacobi decoding, trajectories, dependency graphs",
-    "latticebpd/measuring": "oracle, comparisons, tuning, calibration, timing",
+    "latticebpd/measuring": "oracle, comparisons, tuning, calibration",
     "latticebpd/report": "pages, plots, the demo's table",
     "latticebpd/serving": "an OpenAI-compatible server: scheduler, endpoints, limits",
     "latticebpd/cli": "one file per command",
