@@ -29,7 +29,7 @@ class RandomHeads:
 
     fingerprint = None
     vocab_size = num_tokens = VOCABULARY
-    has_transitions, layers = False, ()
+    has_transitions, layers, shortlist = False, (), None
 
     def __init__(self, model: PreTrainedModel, slots: int, seed: int) -> None:
         self.target, self.num_heads = TransformersModel(model), slots + 1
