@@ -27,12 +27,12 @@ from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifiers import verifier_of
 
 DAY = 24 * 3600
-COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
+PASS_WIDTHS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 
 
 def profile(
     model: AnyModel,
-    columns: Sequence[int] = COLUMNS,
+    columns: Sequence[int] = PASS_WIDTHS,
     rows: Sequence[int] = (1,),
     context: int = 200,
     rounds: int = 5,

@@ -92,7 +92,7 @@ class LatticeProposer(LatticeSource, Protocol):
     def target(self) -> TargetModel: ...
 
     @property
-    def weights(self) -> str:
+    def weights_fingerprint(self) -> str:
         """Hash of the model's and the drafter's weights."""
 
     def default_system(self, rescored: bool) -> str:

@@ -36,7 +36,7 @@ class NetworkSource:
         return self._target
 
     @property
-    def weights(self) -> str:
+    def weights_fingerprint(self) -> str:
         return f"{self.target.fingerprint} with {self._hash_weights()}"
 
     def default_system(self, rescored: bool) -> str:

@@ -106,7 +106,7 @@ def collect(
         on_text()
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
     made_of = GIVEN_TEXT if options.teacher_force else OWN_TEXT
-    lattices = replace(LatticeSet.joined(parts), origin=f"{drafts.weights}, {made_of}")
+    lattices = replace(LatticeSet.joined(parts), origin=f"{drafts.weights_fingerprint}, {made_of}")
     if not options.prompt_context:
         (lattices,) = without_prompts([lattices])
     return lattices, Texts.of_rows(rows, prompt_lengths)
@@ -142,7 +142,7 @@ def collect_shards(
         del settings["eos_ids"]
     shards.claim({
         "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.num_slots + 1,
-        **settings, "model": drafts.weights, **(about or {}),
+        **settings, "model": drafts.weights_fingerprint, **(about or {}),
     })  # fmt: skip
     empty = part[1] == 1  # a part by itself shows nothing
     for shard, numbers in shares(len(data), shard_texts, part):

@@ -40,7 +40,8 @@ class BestTokens:
         tree, node = self.trees[row], column - 1
         nodes = np.arange(len(tree)) if node == ROOT else np.setdiff1d(np.flatnonzero(tree.ancestors[:, node]), node)
         if tree.log_probs is not None:
-            log_probs = tree.log_probs[nodes] - (0 if node == ROOT else tree.log_probs[node])
+            with np.errstate(invalid="ignore"):  # below a node of no probability, which none is likelier than
+                log_probs = tree.log_probs[nodes] - (0 if node == ROOT else tree.log_probs[node])
             nodes = nodes[np.argsort(-log_probs, kind="stable")]
             room = max(room, int(np.count_nonzero(log_probs > np.log(1 / 16))))
         return [(row, each + 1) for each in nodes[:room].tolist()]

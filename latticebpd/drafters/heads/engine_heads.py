@@ -76,7 +76,7 @@ class EngineHeads:
         )
 
     @property
-    def weights(self) -> str:
+    def weights_fingerprint(self) -> str:
         """Hash of the target's and the heads' weights."""
         return f"{self.target.fingerprint} with {file_hash([self._file])}"
 

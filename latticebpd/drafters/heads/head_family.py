@@ -83,8 +83,8 @@ class HeadLattices:
         return len(range(self.heads.num_heads - 1)[: self.slots])
 
     @property
-    def weights(self) -> str:
-        return str(self.heads.weights)
+    def weights_fingerprint(self) -> str:
+        return str(self.heads.weights_fingerprint)
 
     def default_system(self, rescored: bool) -> str:
         return "copies+{n}-tree"

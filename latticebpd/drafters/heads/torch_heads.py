@@ -30,7 +30,7 @@ class TorchHeads:
         self.num_tokens = self.vocab_size if self.shortlist is None else len(self.shortlist)
 
     @property
-    def weights(self) -> str:
+    def weights_fingerprint(self) -> str:
         return weights_fingerprint(self.model)
 
     def joined(self, parts: Sequence[Sequence[Any]]) -> Tensor:

@@ -220,7 +220,7 @@ def test_drafts_are_about_those_of_heads_in_pytorch(llama: Path) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one, other)
     np.testing.assert_allclose(entropies, expected, atol=0.1)
-    assert source.weights.startswith(load(llama).target.fingerprint)
+    assert source.weights_fingerprint.startswith(load(llama).target.fingerprint)
 
 
 CODE = """

@@ -173,5 +173,5 @@ def test_the_source_of_heads_says_what_it_is(bundled: dict[str, Loaded]) -> None
     assert own.fingerprint == stock.fingerprint
     target = bundled["float32"].target
     rounded = replace(target, weights="int8")  # type: ignore[type-var]
-    assert own.weights.startswith(f"{target.fingerprint} with sha256:")
+    assert own.weights_fingerprint.startswith(f"{target.fingerprint} with sha256:")
     assert rounded.fingerprint == f"{target.fingerprint} as int8"

@@ -113,7 +113,7 @@ def test_lattices_are_those_that_a_decode_draws(collected: Collected) -> None:
 def test_lattices_name_the_target_and_the_heads_that_they_are_of(collected: Collected) -> None:
     source = collected.loaded.source
     assert source is not None
-    assert collected.lattices.origin == f"{source.weights}, {OWN_TEXT}"
+    assert collected.lattices.origin == f"{source.weights_fingerprint}, {OWN_TEXT}"
     assert collected.lattices.fingerprint == source.fingerprint
     assert collected.lattices.vocab_size == collected.loaded.target.vocab_size
 
