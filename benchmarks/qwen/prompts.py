@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="prompts for `latticebpd distill` (.npz)")
     args = parser.parse_args()
     loaded = load(args.model)
-    chat = ChatTemplate(loaded.tokenizer, loaded.base)
+    chat = ChatTemplate(loaded.tokenizer, loaded.target)
     records = prompts(args.data, args.count, chat)
     save_prompts(args.output.with_suffix(".jsonl"), records)
     rows = [chat.prompt_of(row["messages"]) for row in records]
