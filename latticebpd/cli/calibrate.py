@@ -27,7 +27,7 @@ def calibrate(
 
     The weights maximise the probability of the base model's continuations. With --write they are stored as
     MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also stores how many of
-    the lattice's slots trees of each size need, since copies continue after them: `generate` computes no further heads.
+    the lattice's slots trees of each size need, since prompt lookup continues after them: `generate` computes no further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
@@ -52,7 +52,7 @@ def calibrate(
         calibration = with_needed_slots(calibration, files, model, on_lattice=lambda: bar.advance(task))
     if write:
         calibration.save(path)
-        copies = " and of copies after them" if calibration.further else ""
+        copies = " and of prompt lookup after them" if calibration.further else ""
         slots = f"{len(calibration.weights) - calibration.further} slots{copies}"
         needed = "" if calibration.slots is None else f"; trees need the first {calibration.slots}"
         err.print(f"{path}: calibration of {slots}, on {len(calibration.examples)} {calibration.unit}s, stored{needed}")

@@ -272,7 +272,7 @@ Adjust = Callable[[int, list[int], Any], Any] | None
 """Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors; None without any."""
 
 
-def walk(
+def accepted_paths(
     rule: Acceptance | Sequence[Acceptance], trees: Sequence[DraftTree], verified: Verified, adjust: Adjust = None
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.

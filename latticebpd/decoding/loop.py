@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.checks import expect
-from latticebpd.decoding.acceptance import Acceptance, Exact, bound, walk
+from latticebpd.decoding.acceptance import Acceptance, Exact, accepted_paths, bound
 from latticebpd.decoding.decode_rows import Ids, SequenceState
 from latticebpd.decoding.session import PendingTokens, Session, TextCache
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
@@ -261,7 +261,7 @@ class RowBatch:
             return texts[row].processed(trees[row].tokens[path].tolist(), logits)
 
         adjust = processed if any(text.processors for text in texts) else None
-        paths, next_tokens = walk([row.rule for row in rows], trees, verified, adjust)
+        paths, next_tokens = accepted_paths([row.rule for row in rows], trees, verified, adjust)
         self.unread.keep(paths, next_tokens)
         steps, hidden = [], verified.hidden
         for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):

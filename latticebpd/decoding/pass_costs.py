@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fst.processors import ignore
-from latticebpd.decoding.acceptance import walk
+from latticebpd.decoding.acceptance import accepted_paths
 from latticebpd.decoding.loop import EXACT
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_layers
@@ -79,7 +79,7 @@ def profile(
                     tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2, np.zeros(width - 1))
                     started = time.perf_counter()
                     verified = verifier.verify([1] * batch, [tree] * batch)
-                    walk(EXACT, [tree] * batch, verified)
+                    accepted_paths(EXACT, [tree] * batch, verified)
                     synchronize()
                     if turn:  # the first one warms up
                         times[batch, width].append(time.perf_counter() - started)

@@ -27,7 +27,7 @@ def distill(
     shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses one shard."),
     hidden: bool = typer.Option(False, "--hidden", help="Store the text's hidden states, for `train heads`."),
     layers: str | None = LAYERS,
-    copies: bool = typer.Option(False, "--copies", help="Draft with copies of the context; same output."),
+    copies: bool = typer.Option(False, "--copies", help="Draft by prompt lookup; same output."),
     part: str | None = PART,
     corpus_output: Path | None = typer.Option(None, "--corpus", callback=writable_file, help="Corpus for `lm train`."),
     history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: n-gram order minus 1."),

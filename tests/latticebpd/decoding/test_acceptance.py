@@ -34,7 +34,7 @@ from latticebpd import (
     draft_tree,
     generate,
 )
-from latticebpd.decoding.acceptance import walk
+from latticebpd.decoding.acceptance import accepted_paths
 from latticebpd.verification.verifier import Verified
 from tests.helpers.tiny_families import tiny
 
@@ -50,7 +50,7 @@ def verified(logits: Tensor, device: str = "cpu") -> Verified:
 
 
 def accepted(rule: Acceptance, tree: DraftTree, logits: Tensor) -> tuple[list[int], int]:
-    paths, next_tokens = walk(rule, [tree], verified(logits[None]))
+    paths, next_tokens = accepted_paths(rule, [tree], verified(logits[None]))
     return paths[0], next_tokens[0]
 
 
@@ -58,8 +58,8 @@ def test_only_the_exact_rule_takes_the_best_tokens_without_logits() -> None:
     logits = torch.tensor([[[0.0, 2.0, 1.0], [2.0, 1.0, 0.0]]])
     shown = replace(verified(logits), best_of=lambda rows, columns: logits[rows, columns].argmax(dim=-1).tolist())
     tree = DraftTree.from_paths([[2]])
-    assert walk(Exact(), [tree], shown) == ([[]], [1])
-    assert walk(TopK(2), [tree], shown) == ([[0]], [0])
+    assert accepted_paths(Exact(), [tree], shown) == ([[]], [1])
+    assert accepted_paths(TopK(2), [tree], shown) == ([[0]], [0])
 
 
 TREES = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), max_size=6).map(DraftTree.from_paths)
@@ -78,7 +78,7 @@ def test_exact_walk_ends_at_the_first_mismatch() -> None:
 def test_rows_of_a_batch_walk_on_their_own() -> None:
     trees = [DraftTree.from_paths([[1, 2]]), DraftTree.empty(), DraftTree.from_paths([[0], [2, 2, 2]])]
     logits = torch.eye(3)[torch.tensor([[1, 2, 0, 0], [2, 0, 0, 0], [2, 0, 2, 1]])]
-    paths, next_tokens = walk(Exact(), trees, verified(logits))
+    paths, next_tokens = accepted_paths(Exact(), trees, verified(logits))
     assert paths == [[0, 1], [], [1, 2]]
     assert next_tokens == [0, 2, 1]
 
@@ -89,7 +89,7 @@ def test_walk_is_the_same_on_the_way_and_all_at_once(tree: DraftTree, seed: int)
     """`meta` stands for an accelerator, where all nodes are picked at once."""
     logits = random_logits(tree, seed)[None]
     for rule in (Exact(), TopK(2), Distance(1), TopBeta(3, 0.7), MinimumBlock(3)):
-        assert walk(rule, [tree], verified(logits)) == walk(rule, [tree], verified(logits, "meta"))
+        assert accepted_paths(rule, [tree], verified(logits)) == accepted_paths(rule, [tree], verified(logits, "meta"))
 
 
 @settings(max_examples=100, deadline=None)

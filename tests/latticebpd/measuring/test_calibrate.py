@@ -217,8 +217,9 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     status, printed, scoring_context = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
     assert status == 0
     assert "nats" in printed
-    assert "calibration of 3 slots and of copies after them, on 4 texts, stored; trees need the first" in " ".join(
-        scoring_context.split()
+    assert (
+        "calibration of 3 slots and of prompt lookup after them, on 4 texts, stored; trees need the first"
+        in " ".join(scoring_context.split())
     )
     assert plot.stat().st_size > 1000
     stored = stored_calibration(lm)
