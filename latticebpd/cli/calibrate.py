@@ -27,7 +27,8 @@ def calibrate(
 
     The weights maximise the probability of the base model's continuations. With --write they are stored as
     MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also stores how many of
-    the lattice's slots trees of each size need, since prompt lookup continues after them: `generate` computes no further heads.
+    the lattice's slots trees of each size need, since prompt lookup continues after them: `generate` computes no
+    further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
