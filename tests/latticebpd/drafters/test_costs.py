@@ -240,10 +240,10 @@ def test_a_decode_with_costs_is_the_same_text(run: Run, tmp_path: Path) -> None:
             texts[name] = json.loads(printed)
         assert texts["plain"]["text"] == texts["cut"]["text"]
         assert texts["cut"]["verified_tokens"] < texts["plain"]["verified_tokens"]
-    status, _, scoring_context = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
+    status, _, err = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
     assert (
         status,
-        "expected N-tree, N-calibrated, W-beam, N-copies or copies+N-tree with costs" in scoring_context,
+        "expected N-tree, N-calibrated, W-beam, N-copies or copies+N-tree with costs" in err,
     ) == (2, True)
 
 
@@ -327,7 +327,7 @@ def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
     assert measured.drafting[0] > 0
     status, _, _ = run("profile", "--columns", "1", "--rounds", 1, "--context", 8, "--system", "16-copies+best")
     assert status == 2
-    status, _, scoring_context = run("profile", "--columns", "0,3")
-    assert (status, "expected --columns as numbers from 1" in scoring_context) == (2, True)
+    status, _, err = run("profile", "--columns", "0,3")
+    assert (status, "expected --columns as numbers from 1" in err) == (2, True)
     with pytest.raises(ValueError, match="decoder-only"):
         profile(tiny("t5", 0))

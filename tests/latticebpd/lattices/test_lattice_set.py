@@ -30,7 +30,7 @@ def _lattice_set(n: int = 3) -> LatticeSet:
 
 def test_lattice_file_round_trips(tmp_path: Path) -> None:
     plain = _lattice_set()
-    scoring_context = replace(
+    with_context = replace(
         plain,
         sequence=np.array([0, 0, 1]),
         entropy=np.ones((3, 3), np.float32),
@@ -40,7 +40,7 @@ def test_lattice_file_round_trips(tmp_path: Path) -> None:
     transitions = np.random.default_rng(1).normal(size=(3, 1, 4, 4))
     transitions[1, 0, 2, 3] = -np.inf
     tied = [replace(plain, transitions=transitions.astype(dtype)) for dtype in (np.float16, np.float32)]
-    for lattices in (plain, scoring_context, *tied):
+    for lattices in (plain, with_context, *tied):
         for compressed in (False, True):
             lattices.save(tmp_path / "l.npz", compressed)
             (streamed,) = blocks([tmp_path / "l.npz"])

@@ -214,19 +214,19 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     record = json.loads(printed)
     assert (len(record["weights"]), record["further"]) == (SLOTS + 1, True)
     assert sum(record["reliability"]["count"]) > 0
-    status, printed, scoring_context = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
+    status, printed, err = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
     assert status == 0
     assert "nats" in printed
     assert (
         "calibration of 3 slots and of prompt lookup after them, on 4 texts, stored; trees need the first"
-        in " ".join(scoring_context.split())
+        in " ".join(err.split())
     )
     assert plot.stat().st_size > 1000
     stored = stored_calibration(lm)
     assert stored is not None
     assert np.allclose(stored.table, record["weights"])
-    status, printed, scoring_context = run("compare", file, "--lm", lm, "-s", "8-calibrated", "--json")
-    assert (status, "4 texts that lm's weights were fitted to are left out" in " ".join(scoring_context.split())) == (
+    status, printed, err = run("compare", file, "--lm", lm, "-s", "8-calibrated", "--json")
+    assert (status, "4 texts that lm's weights were fitted to are left out" in " ".join(err.split())) == (
         0,
         True,
     )
@@ -237,8 +237,8 @@ def test_too_little_is_refused(run: Run, file: Path, tmp_path: Path) -> None:
     lm = tmp_path / "lm.fst"
     LM.save(lm)
     repetitive(1).save(tmp_path / "one.npz")
-    status, _, scoring_context = run("calibrate", tmp_path / "one.npz", "--lm", lm)
-    assert (status, "expected at least two texts to calibrate on, got 1" in " ".join(scoring_context.split())) == (
+    status, _, err = run("calibrate", tmp_path / "one.npz", "--lm", lm)
+    assert (status, "expected at least two texts to calibrate on, got 1" in " ".join(err.split())) == (
         2,
         True,
     )

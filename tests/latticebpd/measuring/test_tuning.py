@@ -187,19 +187,15 @@ def test_command_prints_the_table_and_stores_the_weight(run: Run, files: list[Pa
     (record,) = (from_record(Tuning, each) for each in json.loads(printed))
     assert (status, record.alpha, record.alphas, len(record.examples)) == (0, 1.0, (0.1, 1.0, 3.0), 2)
     assert stored_tunings(lm) == ()
-    status, printed, scoring_context = run(
-        "tune", *files, "--lm", lm, "-s", "1-best", "-s", "4-tree", "--examples", 2, "--write"
-    )
+    status, printed, err = run("tune", *files, "--lm", lm, "-s", "1-best", "-s", "4-tree", "--examples", 2, "--write")
     assert status == 0
     assert "1-best on 2 texts" in printed
     assert "by decode" in printed
-    assert "alpha 0.75 for 1-best, alpha" in " ".join(scoring_context.split())
+    assert "alpha 0.75 for 1-best, alpha" in " ".join(err.split())
     stored, trees = stored_tunings(lm)
     assert (stored.alpha, stored.system, stored.lattices) == (0.75, "1-best", lattices_fingerprint(files))
     assert trees.system == "4-tree"
-    status, _, scoring_context = run(
-        "tune", *files, "--lm", lm, "-s", "1-best", "--grid", "1,1.5", "--examples", 2, "--write"
-    )
+    status, _, err = run("tune", *files, "--lm", lm, "-s", "1-best", "--grid", "1,1.5", "--examples", 2, "--write")
     assert (status, stored_tunings(lm)[1:]) == (0, (trees,))  # the other system's weight stays
 
 
@@ -236,12 +232,10 @@ def test_a_grid_does_not_grow_where_all_weights_are_alike(files: list[Path]) -> 
 
 def test_tuning_at_the_edge_or_by_position_is_reported(run: Run, tmp_path: Path) -> None:
     one_slot(tmp_path / "a.npz", [-(2.0**n) for n in range(12)], [-2.0, -1.0]).save(tmp_path / "lm.fst")
-    status, _, scoring_context = run(
-        "tune", tmp_path / "a.npz", "--lm", tmp_path / "lm.fst", "-s", "1-best", "--grid", "1.5,3"
-    )
+    status, _, err = run("tune", tmp_path / "a.npz", "--lm", tmp_path / "lm.fst", "-s", "1-best", "--grid", "1.5,3")
     assert status == 0
-    assert "alpha 768 is the last that was tried" in " ".join(scoring_context.split())
-    assert "tuned by position, since the files do not tell their texts" in " ".join(scoring_context.split())
+    assert "alpha 768 is the last that was tried" in " ".join(err.split())
+    assert "tuned by position, since the files do not tell their texts" in " ".join(err.split())
 
 
 def test_a_weight_is_that_of_the_system_or_of_the_one_most_like_it() -> None:
@@ -276,6 +270,6 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_bad_options_are_refused(
     run: Run, files: list[Path], tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    status, _, scoring_context = run("tune", *files, "--lm", tmp_path / "lm.fst", *options)
+    status, _, err = run("tune", *files, "--lm", tmp_path / "lm.fst", *options)
     assert status == 2
-    assert message in scoring_context
+    assert message in err

@@ -224,8 +224,8 @@ def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Pat
         ("calibrated", ("--lm", lm, "--trace", tmp_path / "page.html")),
         ("greedy", ("--system", "greedy")),
     ):
-        status, printed, scoring_context = run(*arguments, *options)
-        assert status == 0, scoring_context
+        status, printed, err = run(*arguments, *options)
+        assert status == 0, err
         texts[name] = json.loads(printed)
     assert texts["calibrated"]["text"] == texts["greedy"]["text"]
     assert texts["calibrated"]["block_efficiency"] > 1.5

@@ -232,8 +232,8 @@ def test_command_trains_a_rescorer_that_any_lattice_takes(run: Run, tmp_path: Pa
         "--device",
         "cpu",
     )
-    status, _, scoring_context = run("train", "rescorer", *shared, "--preset", "tiny")
-    assert (status, "parameters, trained for 2 steps" in scoring_context) == (0, True), scoring_context
+    status, _, err = run("train", "rescorer", *shared, "--preset", "tiny")
+    assert (status, "parameters, trained for 2 steps" in err) == (0, True), err
     rescorer = NeuralRescorer.from_pretrained(tmp_path / "rescorer")
     assert rescorer.tokenizer_fingerprint == vocabulary_fingerprint(tokenizer.get_vocab())
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path / "rescorer"), PreTrainedModel)
@@ -255,5 +255,5 @@ def test_command_trains_a_rescorer_that_any_lattice_takes(run: Run, tmp_path: Pa
         ((), "--preset for a new model or --model"),
         (("--preset", "huge"), "expected --preset tiny"),
     ):
-        status, _, scoring_context = run("train", "rescorer", *shared, *options)
-        assert (status, message in scoring_context) == (2, True), scoring_context
+        status, _, err = run("train", "rescorer", *shared, *options)
+        assert (status, message in err) == (2, True), err
