@@ -123,7 +123,8 @@ def test_a_text_ends_before_its_first_stop_string(served: Served, stream: bool) 
 def test_a_text_that_ends_by_itself_stops_and_counts_no_draft_past_its_end() -> None:
     loaded = tiny(on_engine())
     ids = loaded.encode("abc")
-    text = generate(loaded.target, ids, NoDrafter(), max_new_tokens=20).sequences[0, len(ids) :].tolist()
+    out = generate(loaded.target, [ids], NoDrafter(), max_new_tokens=20, attention_mask=[[1] * len(ids)])
+    text = out.sequences[0, len(ids) :].tolist()
     end = next(i for i, token in enumerate(text) if i >= 3 and token not in text[:i])
     loaded.target.generation["eos_token_id"] = text[end]
     with serving(loaded, ReferenceDrafter(text, len(text) - 1)) as server:
