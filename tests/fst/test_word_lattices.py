@@ -109,6 +109,16 @@ def test_oracle_has_the_fewest_edits_of_all_paths(lattice: fst.Lattice, data: st
     assert edits(tuple(tokens.tolist())) == fewest
 
 
+@pytest.mark.parametrize(
+    ("reference", "fewest"),
+    [([5, 6, 7], 0), ([6, 7], 1), ([5, 7], 1), ([5, 6], 1), ([6], 2), ([], 3), ([5, 1, 7], 1), ([5, 6, 6, 7], 1)],
+)
+def test_an_edit_inserts_deletes_or_replaces_one_token(reference: list[int], fewest: int) -> None:
+    lattice = fst.Lattice.from_arcs([(0, 1, 5, 0.0), (1, 2, 6, 0.0), (2, 3, 7, 0.0)], [(3, 0.0)])
+    tokens, edits = lattice.oracle(reference)
+    assert (tokens.tolist(), edits) == ([5, 6, 7], fewest)
+
+
 @settings(deadline=None)
 @given(lattices())
 def test_a_network_counts_every_token_as_often_as_the_lattice(lattice: fst.Lattice) -> None:
