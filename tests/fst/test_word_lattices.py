@@ -75,9 +75,25 @@ def test_posteriors_are_the_shares_of_all_paths(
     np.testing.assert_allclose(posteriors, expected, atol=1e-9)
 
 
-@settings(deadline=None)
-@given(lattices(), st.lists(st.integers(0, 7), max_size=5))
-def test_oracle_has_the_fewest_edits_of_all_paths(lattice: fst.Lattice, reference: list[int]) -> None:
+@st.composite
+def references(draw: st.DrawFn, lattice: fst.Lattice) -> list[int]:
+    """A path of the lattice with up to three edits; sometimes any tokens."""
+    token = st.integers(0, 7)
+    if draw(st.integers(0, 7)) == 0:
+        return draw(st.lists(token, max_size=5))
+    reference = list(draw(st.sampled_from(sorted({tokens for tokens, _, _ in all_paths(lattice)}))))
+    for _ in range(draw(st.integers(0, 3))):
+        begin = draw(st.integers(0, len(reference)))
+        removed, added = draw(st.sampled_from([(0, 1), (1, 0), (1, 1)]))
+        reference[begin : begin + removed] = [draw(token) for _ in range(added)]
+    return reference
+
+
+@settings(max_examples=300, deadline=None)
+@given(lattices(), st.data())
+def test_oracle_has_the_fewest_edits_of_all_paths(lattice: fst.Lattice, data: st.DataObject) -> None:
+    reference = data.draw(references(lattice))
+
     def edits(tokens: tuple[int, ...]) -> int:
         row = list(range(len(reference) + 1))
         for i, token in enumerate(tokens, 1):
@@ -91,6 +107,16 @@ def test_oracle_has_the_fewest_edits_of_all_paths(lattice: fst.Lattice, referenc
     assert fewest == min(map(edits, sequences))
     assert tuple(tokens.tolist()) in sequences
     assert edits(tuple(tokens.tolist())) == fewest
+
+
+@pytest.mark.parametrize(
+    ("reference", "fewest"),
+    [([5, 6, 7], 0), ([6, 7], 1), ([5, 7], 1), ([5, 6], 1), ([6], 2), ([], 3), ([5, 1, 7], 1), ([5, 6, 6, 7], 1)],
+)
+def test_an_edit_inserts_deletes_or_replaces_one_token(reference: list[int], fewest: int) -> None:
+    lattice = fst.Lattice.from_arcs([(0, 1, 5, 0.0), (1, 2, 6, 0.0), (2, 3, 7, 0.0)], [(3, 0.0)])
+    tokens, edits = lattice.oracle(reference)
+    assert (tokens.tolist(), edits) == ([5, 6, 7], fewest)
 
 
 @settings(deadline=None)
@@ -140,6 +166,21 @@ def test_slots_that_likely_hold_nothing_are_left_out_of_the_network() -> None:
     assert np.exp(log_probs[1]).sum() == pytest.approx(1)
     with pytest.raises(ValueError, match="one that most likely holds none"):
         fst.Lattice.from_arcs([(0, 1, -1, 0.0)], [(1, 0.0)]).to_sausage()
+
+
+@pytest.mark.parametrize(("share", "slots"), [(0.45, [[5, -1], [7, 8]]), (0.55, [[5, -1], [6, -1], [7, 8]])])
+def test_a_slot_stays_in_the_network_from_half_of_the_probability_on(share: float, slots: list[list[int]]) -> None:
+    text = [(0, 1, 5, 0.0), (1, 2, -1, math.log(1 - share)), (1, 2, 6, math.log(share))]
+    text += [(2, 3, 7, math.log(0.9)), (2, 3, 8, math.log(0.1))]
+    assert fst.Lattice.from_arcs(text, [(3, 0.0)]).to_sausage()[0].tolist() == slots
+
+
+def test_states_may_be_numbered_with_small_gaps_only() -> None:
+    """Up to 1024 and eight times as many as are named: start, both ends of the arc, and the final state."""
+    last = 1024 + 8 * 4
+    assert fst.Lattice.from_arcs([(0, last, 5, -1.0)], [(last, 0.0)]).nbest_paths()[0].tolist() == [[5]]
+    with pytest.raises(ValueError, match=f"numbered without large gaps, got {last + 1} with 1 arcs"):
+        fst.Lattice.from_arcs([(0, last + 1, 5, -1.0)], [(last + 1, 0.0)])
 
 
 def openfst_paths(automaton: pynini.Fst, p: int) -> dict[tuple[int, ...], float]:

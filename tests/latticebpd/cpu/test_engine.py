@@ -428,6 +428,17 @@ def test_weights_are_chosen_by_name(tmp_path: Path, llama_file: Path) -> None:
         load(tmp_path, weights="gguf")
 
 
+def test_a_file_of_a_fine_tuned_model_is_not_the_models(tmp_path: Path) -> None:
+    """Of weights that differ by a tenth."""
+    model: Any = tiny("llama")
+    written(tmp_path / "model.gguf", model, FLOATS)
+    assert engine_copy(model, "gguf", tmp_path / "model.gguf") is not None
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight *= 1.1
+    with pytest.raises(ValueError, match=r"expected the model's weights as blk\.1\.ffn_down\.weight, got others"):
+        engine_copy(model, "gguf", tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_texts_are_the_same_with_drafts_and_without(weights: str) -> None:
     loaded = load(weights=weights)

@@ -242,6 +242,14 @@ def test_sampled_texts_are_distributed_as_the_base_models(
     )
 
 
+def test_the_rule_below_a_minimum_block_samples_under_the_models_settings() -> None:
+    model: Any = tiny("gpt2", seed=1)
+    model.generation_config.top_k = 1  # so that the likeliest token is all there is to draw
+    greedy = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=20).tolist()
+    for rule in (Sampling(), MinimumBlock(1, Sampling())):
+        assert generate(model, PROMPT, NoDrafter(), rule, max_new_tokens=20).sequences.tolist() == greedy
+
+
 class DrawingDrafter(NoDrafter):
     """Draws paths slot by slot from one lattice, which does not depend on the text."""
 

@@ -304,12 +304,20 @@ def another(folder: Path) -> None:
     written(folder / GGUF_NAME, tiny("llama", seed=5), FLOATS)
 
 
+def fine_tuned(folder: Path) -> None:
+    """A file of nearly the same weights: those of one matrix differ by a tenth."""
+    model: Any = tiny("llama")
+    model.model.layers[1].mlp.down_proj.weight.data *= 1.1
+    written(folder / GGUF_NAME, model, FLOATS)
+
+
 def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
 CHANGES: dict[str, Callable[[Path], None]] = {
     "another model's file": another,
+    "a fine-tuned model's file": fine_tuned,
     "scaled positions": rotated,
     "another activation": lambda folder: change_json(folder / "config.json", hidden_act="gelu"),
     "a window": lambda folder: change_json(folder / "config.json", use_sliding_window=True),

@@ -18,7 +18,7 @@ import torch
 from latticebpd import DraftTree, SausageLattice, load
 from latticebpd.decoding.pass_costs import DAY, kept_costs, profile, profile_drafts
 from latticebpd.drafters.cost_aware import CostAwareDrafter, DraftingBudget, nodes_that_pay
-from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.cost_curve import REMEMBERED, CostCurve
 from latticebpd.drafters.drafter import NoDrafter, State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.strategies import BestTree
@@ -39,7 +39,7 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
     np.testing.assert_allclose(CURVE.of(8, np.array([1])), [4])
     assert CURVE.drafting_of(3) == 0
     packed = replace(CURVE, packed=True)
-    for most in (3, 0, 80, 70):
+    for most in (3, 0, REMEMBERED + 1, 80, 70):
         nodes = np.arange(most + 1)
         np.testing.assert_array_equal(CURVE.up_to(4, most), CURVE.of(4, 1 + nodes))
         np.testing.assert_array_equal(packed.up_to(4, most), CURVE.of(1, 4 + nodes))

@@ -16,7 +16,8 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks, lattice_files, needed_slots
-from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, calibrate
+from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, _observations, calibrate, following
+from latticebpd.scoring.calibrated import TextIndexes
 from latticebpd.scoring.calibration import Calibration, TreeSize, calibration_path, stored_calibration
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
@@ -125,6 +126,52 @@ def test_a_rare_feature_is_predicted_as_often_right_as_it_is() -> None:
     observed = Observations.of([*zip(features, labels, strict=True)], copies=True)
     weights = _fitted(observed, torch.ones(len(FEATURES)))
     assert float(observed.log_probs(weights)[:rare, 0].exp().mean()) == pytest.approx(right / rare, abs=0.02)
+
+
+def single_text(tokens: list[list[list[int]]], text: list[int], sequence: int = 0) -> LatticeSet:
+    """Lattices ``[positions][slots][2]`` of a text, from its second token on."""
+    slots = len(tokens[0])
+    contexts = np.full((len(tokens), len(text)), -1, np.int32)
+    for row in range(len(tokens)):
+        contexts[row, len(text) - row - 1 :] = text[: row + 1]
+    following = [(text[row + 1 :] + [-1] * slots)[:slots] for row in range(len(tokens))]
+    log_probs = np.zeros(np.shape(tokens), np.float32) + np.log([[[0.6, 0.3]]]).astype(np.float32)
+    arrays = np.array(tokens, np.int32), log_probs, np.array(following, np.int32), contexts
+    return LatticeSet(*arrays, sequence=np.full(len(tokens), sequence))
+
+
+def test_nats_are_those_of_texts_that_the_weights_were_not_fitted_to(tmp_path: Path) -> None:
+    """Two texts: in one the best arc is always right, in the other none is, so that the weights of either are wrong
+    about the other."""
+    text = np.random.default_rng(0).permutation(100).tolist()
+    single_text([[[token, 200]] for token in text[1:]], text).save(tmp_path / "right.npz")
+    single_text([[[200, 201]] for _ in text[1:]], text, 1).save(tmp_path / "wrong.npz")
+    files = [tmp_path / "right.npz", tmp_path / "wrong.npz"]
+    calibration, reliability = calibrate(files, None, features=("log_prob", "outside"))
+    assert calibration.nats[0] > 2
+    assert reliability.observed[reliability.predicted > 0.9].max() < 0.01
+    same = [replace(next(blocks([files[0]])), sequence=np.full(99, number)) for number in range(2)]
+    for number, lattices in enumerate(same):
+        lattices.save(tmp_path / f"same{number}.npz")
+    assert calibrate(sorted(tmp_path.glob("same*")), None, features=("log_prob", "outside"))[0].nats[0] < 0.1
+
+
+def test_slots_after_the_text_left_the_lattice_are_not_observed() -> None:
+    text = list(range(10))
+    lattices, index = single_text([[[1, 50], [51, 52], [3, 53]]], text), TextIndexes()
+    assert [right for _, right in _observations(lattices, 0, None, index)] == [0, 2]  # of two arcs and none of them
+
+
+def test_sixteen_positions_after_the_lattice_are_observed() -> None:
+    text = list(range(40))
+    lattices = single_text([[[token, 50], [token + 1, 51], [token + 2, 52]] for token in text[1:-2]], text)
+    assert following(lattices, 0).tolist() == text[1 : 1 + 3 + 16]
+    assert following(lattices, 30).tolist() == text[31:]
+
+
+def test_half_a_percent_of_tokens_per_call_is_worth_a_slot() -> None:
+    assert needed_slots.fewest({1: 2.97, 2: 2.99, 3: 3.0}) == 2
+    assert needed_slots.fewest({1: 2.97, 2: 2.98, 3: 3.0}) == 3
 
 
 def test_calibrated_trees_accept_more(file: Path, fitted: Calibration, tmp_path: Path) -> None:

@@ -171,6 +171,13 @@ def test_a_header_made_by_hand_is_read(tmp_path: Path) -> None:
     assert [len(tensor.data) for tensor in file.tensors.values()] == [34, 34]
 
 
+def test_tensors_may_lie_in_another_order_than_their_headers(tmp_path: Path) -> None:
+    whole = content([], [header("w", offset=64), header("v")], data=98)
+    (tmp_path / "w.gguf").write_bytes(whole[:-98] + bytes(64) + bytes([1]) * 34)
+    tensors = GgufFile.open(tmp_path / "w.gguf").tensors
+    assert [(name, set(tensor.data.tolist())) for name, tensor in tensors.items()] == [("w", {1}), ("v", {0})]
+
+
 def test_a_folder_and_no_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.gguf"):
         with pytest.raises(ValueError, match=f"{path}: expected a GGUF file, got another or none"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fst import FEATURES
+from latticebpd import SausageLattice, draft_tree, rescore
 from latticebpd.drafters import bundled
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_tuned, fitted_records
@@ -27,7 +28,7 @@ from latticebpd.scoring.weights import (
     weight_for,
 )
 from tests.helpers.commands import Run
-from tests.helpers.drafters import WEIGHTS
+from tests.helpers.drafters import LM, WEIGHTS
 
 TUNING = Tuning(0.5, "16-best", (0.5, 1.0), (2.0, 1.5), "text", (0, 2), 7, "sha256:0", "decode")
 CALIBRATION = json.loads(
@@ -96,6 +97,20 @@ def changed(record: Any, place: tuple[Any, ...], value: Any) -> Any:
     copy = record.copy()
     copy[place[0]] = changed(record[place[0]], place[1:], value)
     return copy
+
+
+def test_drafts_are_scored_by_the_weight_stored_for_their_number(tmp_path: Path) -> None:
+    lm, weights = tmp_path / "lm.fst", {"1-best": 0.25, "16-best": 2.0, "64-tree": 0.75}
+    LM.save(lm)
+    store_tunings(lm, [replace(TUNING, system=system, alpha=alpha) for system, alpha in weights.items()])
+    lattice = SausageLattice([[3, 7], [4, 8]], [[-0.1, -0.2], [-0.7, -0.8]])
+    for p, system in ((1, "1-best"), (16, "16-best")):
+        by_weight = {alpha: rescore(lattice, lm, p, alpha).scores.tolist() for alpha in weights.values()}
+        assert len({*map(tuple, by_weight.values())}) == 3
+        assert rescore(lattice, lm, p).scores.tolist() == by_weight[weights[system]]
+    trees = {alpha: draft_tree(lattice, lm, 64, alpha).log_probs.tolist() for alpha in weights.values()}
+    assert len({*map(tuple, trees.values())}) == 3
+    assert draft_tree(lattice, lm, 64).log_probs.tolist() == trees[weights["64-tree"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

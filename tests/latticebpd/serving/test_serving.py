@@ -8,15 +8,19 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from latticebpd import NoDrafter, ReferenceDrafter, generate
 from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.serving import schema
+from latticebpd.serving.api import Service
 from latticebpd.serving.limits import Limits
-from tests.helpers.engine_models import stock
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.served import HeldDrafter, Served, alone, serving, tiny
 
 PROMPTS = ["".join(random.Random(i).choices("abcdefghijkl", k=1 + 3 * i)) for i in range(16)]
@@ -114,6 +118,24 @@ def test_a_text_ends_before_its_first_stop_string(served: Served, stream: bool) 
         (choice,) = served.client.completions.create(**options).choices
         text, reason = choice.text, choice.finish_reason
     assert (text, reason) == (full[: full.index(stop)], "stop")
+
+
+def test_a_text_that_ends_by_itself_stops_and_counts_no_draft_past_its_end() -> None:
+    loaded = tiny(on_engine())
+    ids = loaded.encode("abc")
+    out = generate(loaded.target, [ids], NoDrafter(), max_new_tokens=20, attention_mask=[[1] * len(ids)])
+    text = out.sequences[0, len(ids) :].tolist()
+    end = next(i for i, token in enumerate(text) if i >= 3 and token not in text[:i])
+    loaded.target.generation["eos_token_id"] = text[end]
+    with serving(loaded, ReferenceDrafter(text, len(text) - 1)) as server:
+        answer = server.client.completions.create(model="tiny", prompt="abc", max_tokens=40)
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == end + 1
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        assert details.accepted_prediction_tokens == end + 1
+        assert server.count("accepted_tokens_total") == end + 1
 
 
 def test_limits_of_length_are_the_requests_the_servers_and_the_contexts(served: Served) -> None:
@@ -393,6 +415,41 @@ def test_a_shutdown_ends_what_takes_longer_than_its_grace() -> None:
         server.thread.join(30)
         assert time.monotonic() - begin < 8
         assert server.count("generated_tokens_total") < 100
+
+
+def test_a_shutdown_gives_no_request_more_time() -> None:
+    drafter = HeldDrafter()
+    with serving(tiny(), drafter) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json={**GOOD, "max_tokens": 4}, timeout=60)
+        scheduler = server.service.scheduler
+        while not scheduler._running:
+            time.sleep(0.01)
+        (job,) = scheduler._running
+        deadline = job.deadline
+        scheduler.drain(1e6)
+        assert job.deadline == deadline
+        scheduler.drain(5)
+        assert job.deadline < deadline
+        drafter.go.set()
+        assert answer.result().status_code == 200
+
+
+def test_prompts_that_are_read_between_two_passes_have_a_blocks_tokens_together() -> None:
+    """Each one's last token too, which the pass itself reads."""
+    service = Service(tiny(), HeldDrafter(), "tiny", Limits(context=120))
+    scheduler = service.scheduler
+    scheduler.block = 8
+    jobs = [
+        service._job(schema.CompletionRequest(prompt=[]), [1] * length, 4, None, lambda progress: None)
+        for length in (5, 20, 20)
+    ]
+    scheduler._waiting.extend(jobs)
+    unread = []
+    for _ in range(2):
+        scheduler._read_prompts()
+        unread.append([len(job.batch.unread.tokens[0]) for job in jobs])
+    assert unread == [[1, 17, 20], [1, 9, 20]]
+    assert scheduler._live == jobs[:1]
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_for_ever() -> None:

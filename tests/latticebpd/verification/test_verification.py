@@ -88,6 +88,24 @@ def test_tree_attention_equals_recomputing_over_several_calls(family: str) -> No
     torch.testing.assert_close(first[0].logits_of([0, 1, 2], [0, 0, 0]), second[0].logits_of([0, 1, 2], [0, 0, 0]))
 
 
+def test_states_of_layers_are_those_of_the_kept_branch() -> None:
+    """Also where nodes of other branches lie before it in the tree, or nothing is kept."""
+    model = tiny("llama", dtype=torch.float64)
+    tree = DraftTree.from_paths([[1, 2], [3, 4, 5], [6]])
+    deepest = int(tree.depths.argmax())
+    for path in (tree.path(deepest), tree.path(deepest)[:1], []):
+        verifier = RecomputingVerifier(model, layers=(0, 1))
+        verifier.prefill([[7, 8, 9]])
+        verifier.verify([11], [tree])
+        verifier.keep([path])
+        text = [7, 8, 9, 11, *tree.tokens[path].tolist()]
+        with torch.inference_mode():
+            hidden = model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+        states = verifier.layer_states(0)
+        assert states is not None
+        torch.testing.assert_close(states, torch.cat([hidden[1][0], hidden[2][0]], dim=-1))
+
+
 def test_cache_after_keep_holds_the_accepted_path_only(model: BlockwiseLM) -> None:
     verifier = tree_verifier(model.base)
     verifier.prefill([[5, 8, 2]])
