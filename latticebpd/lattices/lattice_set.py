@@ -134,7 +134,9 @@ class LatticeSet(ArrayValues):
 
     def save(self, path: PathLike, compressed: bool = False) -> None:
         """Write an ``.npz`` atomically; compressed, it is a third smaller and several times slower to read."""
-        arrays = self._arrays() | {name: word for name in self.WORDS if (word := getattr(self, name)) is not None}
+        # Readers that take a block at a time expect rows one after another, whatever the arrays were views of.
+        arrays: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in self._arrays().items()}
+        arrays |= {name: word for name in self.WORDS if (word := getattr(self, name)) is not None}
         with replacing(path) as temporary, open(temporary, "wb") as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
 

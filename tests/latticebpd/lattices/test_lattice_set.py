@@ -327,3 +327,11 @@ def test_unsigned_arrays_of_a_file_are_read_as_the_numbers_they_hold(tmp_path: P
         assert part.context_of(1) == [6]
     with pytest.raises(ValueError, match="sequence: expected numbers of texts"):
         LatticeSet(tokens, log_probs, continuation, context, sequence=np.array([0, 2**64 - 1], np.uint64))
+
+
+def test_arrays_of_any_layout_are_read_a_block_at_a_time(tmp_path: Path) -> None:
+    lattices = _lattice_set()
+    turned = replace(lattices, log_probs=np.asfortranarray(lattices.log_probs))
+    turned.save(tmp_path / "turned.npz")
+    (block,) = blocks([tmp_path / "turned.npz"])
+    assert np.array_equal(block.log_probs, lattices.log_probs)
