@@ -221,7 +221,7 @@ class Loaded:
         if seed is not None:
             import torch
 
-            generator = torch.Generator(getattr(self.target, "device", "cpu")).manual_seed(seed)
+            generator = torch.Generator(self.target.device).manual_seed(seed)
         return {**rest, "acceptance": Sampling(generator=generator, **asked)}
 
     def draft(self, text: str, drafter: Drafter | None = None) -> DraftTree:

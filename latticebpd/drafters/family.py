@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from latticebpd.models.target_model import TargetModel
 
 
+MAX_LOGITS = 1 << 25
+"""Outputs of a drafter that are held at a time, where a finished text is read."""
 PositionLattices: TypeAlias = "Iterator[tuple[list[SausageLattice], np.ndarray | None]]"
 
 

@@ -14,8 +14,6 @@ from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
-MAX_LOGITS = 1 << 25
-"""Outputs held at a time."""
 ROWS = 16
 """Positions drafted together where a drafter reads texts itself."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from latticebpd.models.chat_templates import render_chat
-from tests.helpers.tiny_families import VOCABULARY
+from tests.helpers.tiny_families import VOCABULARY, tiny
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<s>system\nBe kind.</s>\n{% endif"
@@ -27,6 +28,13 @@ def letters() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(BPE({chr(ord("a") + i): i for i in range(VOCABULARY)}, []))
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def saved_with_letters(folder: Path, kind: str = "llama", seed: int = 3) -> Path:
+    """A tiny model in a folder as `save_pretrained` writes it, with a tokenizer of letters and nothing else."""
+    tiny(kind, seed=seed).save_pretrained(folder)
+    letters().save_pretrained(folder)
+    return folder
 
 
 TEXTS = (

@@ -13,8 +13,7 @@ import torch
 from latticebpd import DraftTree, Exact, Loaded, NoDrafter, PromptNgramDrafter, Sampling, generate, load
 from latticebpd.drafters.bundled import MODEL
 from latticebpd.models.load_target import load_stock
-from tests.helpers.tiny_families import tiny
-from tests.helpers.tokenizers import TEMPLATE, letters
+from tests.helpers.tokenizers import TEMPLATE, letters, saved_with_letters
 
 TEXT = "The history of the city"
 TEXTS = [TEXT, "A river", "The king of the city was the son of a king, and"]
@@ -40,10 +39,7 @@ def each_kind(request: pytest.FixtureRequest) -> Loaded:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A model as `save_pretrained` writes it, with its tokenizer and nothing else."""
-    folder = tmp_path / "own"
-    tiny("llama", seed=3).save_pretrained(folder)
-    letters().save_pretrained(folder)
-    return folder
+    return saved_with_letters(tmp_path / "own")
 
 
 def test_three_lines_give_the_bundled_models_first_draft(toy: Loaded) -> None:
@@ -74,8 +70,7 @@ def test_draft_is_what_the_first_call_verifies(own: Path) -> None:
 
 def test_translator_drafts_from_its_first_tokens(tmp_path: Path) -> None:
     folder = tmp_path / "translator"
-    tiny("t5", seed=3).save_pretrained(folder)
-    letters().save_pretrained(folder)
+    saved_with_letters(folder, "t5")
     loaded = load(folder)
     expected = written(load_stock(folder), loaded, "abcabc", 20)
     assert loaded.generate("abcabc", max_new_tokens=20).sequences.tolist() == expected
@@ -117,8 +112,7 @@ def test_several_texts_are_written_as_each_alone(each_kind: Loaded, drafts: bool
 
 
 def test_several_sources_are_translated_as_each_alone(tmp_path: Path) -> None:
-    tiny("t5", seed=3).save_pretrained(tmp_path)
-    letters().save_pretrained(tmp_path)
+    saved_with_letters(tmp_path, "t5")
     loaded, sources = load(tmp_path), ["abcabc", "k", "fedcba"]
     out = loaded.generate(sources, max_new_tokens=12)
     for row, source in zip(out.tokens, sources, strict=True):

@@ -24,8 +24,8 @@ from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_ca
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.engine_models import stock
-from tests.helpers.tiny_families import VOCABULARY, tiny
-from tests.helpers.tokenizers import letters
+from tests.helpers.tiny_families import VOCABULARY
+from tests.helpers.tokenizers import letters, saved_with_letters
 
 TEXT = "The history of the city"
 
@@ -38,10 +38,7 @@ def toy() -> Loaded:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A model as `save_pretrained` writes it, with its tokenizer and nothing else."""
-    folder = tmp_path / "own"
-    tiny("llama", seed=3).save_pretrained(folder)
-    letters().save_pretrained(folder)
-    return folder
+    return saved_with_letters(tmp_path / "own")
 
 
 @pytest.fixture

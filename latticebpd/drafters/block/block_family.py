@@ -17,8 +17,8 @@ from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_b
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, MarkovAndConfidenceHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
-from latticebpd.drafters.text_states import MAX_LOGITS, NetworkSource, entropy
+from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.text_states import NetworkSource, entropy
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
 from latticebpd.models.engine.engine_model import EngineModel

@@ -10,7 +10,7 @@ import numpy as np
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
 from latticebpd.drafters.heads.head_files import has_heads, read_settings
 from latticebpd.lattices.sausage import SausageLattice
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from latticebpd.drafters.heads.torch_heads import TorchHeads
 
 DRAFTS_ONLY = None
-MAX_OUTPUTS = 1 << 25
-"""Outputs of heads that are held at a time."""
 recognises = has_heads
 
 
@@ -115,7 +113,7 @@ class HeadLattices:
         at = slice(positions.start, positions.stop)
         states = self.heads.joined(list(zip(read.hidden[at], read.layers[at], strict=True)))
         following = text[positions.start + 1 : positions.stop + 1]
-        step = max(1, MAX_OUTPUTS // (self.num_slots * self.vocab_size))
+        step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
             rows = slice(begin, begin + step)
             drawn = self.heads.draw(states[rows], following[rows], self.slots, self.k, self.bigram)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from latticebpd.cpu._engine import chain_weights
+from latticebpd.drafters.family import MAX_LOGITS
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.text_states import MAX_LOGITS, entropy
+from latticebpd.drafters.text_states import entropy
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
