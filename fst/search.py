@@ -152,6 +152,7 @@ def calibrated_tree_batch(
     threads: int | None = None,
     further: int = 0,
     transitions: ArrayLike | None = None,
+    proposals: int = 0,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree_batch` under calibrated probabilities of a slot's tokens, of copies and of all other tokens.
 
@@ -159,13 +160,17 @@ def calibrated_tree_batch(
     the slot's tokens, up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens.
     ``f`` are the `FEATURES` of each.
 
-    tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside.
+    tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside. Without slots,
+        ``[n, 0, k]``, n-gram model and texts draft alone.
     texts: for each lattice all the tokens before it, the next token included.
     weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further`` the
-        last row is that of slots after the lattice, and the row before it is for all further slots of the lattice.
+        last row is that of slots after the lattice, and the row before it is for all further slots of the lattice;
+        of a lattice without slots, all rows are those of the slots after it.
     num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back
         on.
-    further: slots after the lattice's last, where only copies are drafted.
+    further: slots after the lattice's last, where only copies and proposals are drafted.
+    proposals: likeliest tokens of the n-gram model in each of these slots, from 0 to 64; only tokens that it has after
+        a history of one token or more.
     transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
@@ -173,7 +178,9 @@ def calibrated_tree_batch(
     expect(table.ndim == 2 and table.shape[1] == len(FEATURES), f"weights [slots, {len(FEATURES)}]", table.shape)
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(lattices[0]))
-    return _core.calibrated_tree(lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
+    return _core.calibrated_tree(
+        lattices, model, list(texts), table, nodes, further, proposals, histories, _threads(threads)
+    )
 
 
 def describe_arcs(
@@ -185,6 +192,7 @@ def describe_arcs(
     context: Sequence[int] | Ints = (),
     further: int = 0,
     transitions: ArrayLike | None = None,
+    proposals: int = 0,
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
     """The features that `calibrated_tree_batch` gives arcs on a path: ``[arcs, features]``; tokens and sizes.
 
@@ -195,7 +203,8 @@ def describe_arcs(
     following = _ids(path, np.int64)
     lowest = following.min(initial=0)
     expect(lowest >= 0, "a path of token ids", lowest)
-    return _core.describe(lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
+    model, history = None if lm is None else lm.core, _ids(context, np.int64)
+    return _core.describe(lattice, model, text, following, further, proposals, history)
 
 
 def arc_posteriors(

@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from fst.files import PathLike
+from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import accepts_numpy
 from latticebpd.decoding.loop import Generated, generate
@@ -22,6 +23,7 @@ from latticebpd.drafters.cost_aware import Costs
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
+from latticebpd.drafters.empty_lattices import EmptyLattices
 from latticebpd.drafters.family import LatticeProposer, LoadOptions
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
@@ -92,12 +94,13 @@ class Loaded:
     def costs(self) -> CostCurve | None:
         """Of calls on this machine, measured now, or on the same day for a downloaded model: default trees are cut by
         them, since every token of a pass over quantized weights costs; None: they are not cut."""
-        if self.lm is None or not self._costs_count:
+        if not self._costs_count:
             return None
-        if not self.lm.is_relative_to(cache_folder()):
+        kept = self.folder if self.folder.is_dir() else cache_folder()  # a file may lie in anybody's folder
+        if not kept.is_relative_to(cache_folder()):
             return self._measured_costs()
         settings = repr((self.path, self.weights, processor(), machine_settings())).encode()
-        return kept_costs(self.lm.with_name(f"costs-{crc32(settings):08x}.json"), self._measured_costs)
+        return kept_costs(kept / f"costs-{crc32(settings):08x}.json", self._measured_costs)
 
     def _measured_costs(self) -> CostCurve:
         name = self.default_system()
@@ -107,7 +110,7 @@ class Loaded:
 
     @property
     def _costs_count(self) -> bool:
-        return self.weights in (INT8, GGUF) and is_calibrated(self.lm) and self.source is not None
+        return self.weights in (INT8, GGUF) and (self.source is None or is_calibrated(self.lm))
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
@@ -142,14 +145,20 @@ class Loaded:
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
 
         def named(shaped_by: CostCurve | None, cut_by: Costs | None = None) -> Drafter:
+            if self.source is None:
+                return drafter_named(name, self._empty_lattices, self.lm, alpha, costs=cut_by)
             shape = lattice_shape(k, slots, name, self.lm, shaped_by)
-            source = None if self.source is None else self.source.with_shape(*shape)
-            return drafter_named(name, source, self.lm, alpha, costs=cut_by)
+            return drafter_named(name, self.source.with_shape(*shape), self.lm, alpha, costs=cut_by)
 
         if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
             # Measured once there is a draft to cut, after the first token.
             return named(None, lambda: (named(self.costs), cast("CostCurve", self.costs)))
         return named(costs, costs)
+
+    @cached_property
+    def _empty_lattices(self) -> EmptyLattices:
+        hashed = None if self.lm is None else vocabulary_fingerprint(self.tokenizer.get_vocab())
+        return EmptyLattices(self.target.vocab_size, hashed)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt: a user's turn, where the model has a chat template; else the beginning of a text."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.common import options, run
 from fst.files import replacing
+from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
-from lm_training.data.distill import distilled_directory
 
 
 def pack(written: Path, path: Path) -> None:

@@ -29,9 +29,9 @@ from benchmarks.smollm2 import make
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, save_prompts, title_of, words_of
 from benchmarks.study.kim_tasks import DOCUMENTS, TASKS, documents, shingles
 from fst.files import save_array
+from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.chat import ChatTemplate
-from lm_training.data.distill import distilled_directory
 
 SEED = 20261123
 COUNT = 48_000

@@ -64,11 +64,18 @@ def calibrated_tree(
     weights: ArrayLike,
     num_nodes: int,
     further: int,
+    proposals: int,
     contexts: ArrayLike,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
-    sausages: Sausages, model: Model | None, text: TextIndex, path: ArrayLike, further: int, context: ArrayLike
+    sausages: Sausages,
+    model: Model | None,
+    text: TextIndex,
+    path: ArrayLike,
+    further: int,
+    proposals: int,
+    context: ArrayLike,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 class AutomatonBuilder:

@@ -33,35 +33,41 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
 }
 
 CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
-                                                const TextIndex& text) {
+                                                const TextIndex& text, std::int64_t proposals) {
+    if (lattice.slots() == 0) refuse("expected lattices of at least one slot, or further slots, got none");
+    if (proposals < 0 || proposals > kMostProposals)
+        refuse("expected 0 to ", kMostProposals, " proposals, got ", proposals);
     graph_.assign(lattice, kTreeBuckets);
     text_ = &text;
+    proposals_ = static_cast<std::size_t>(proposals);
     arcs_.clear();
     conditionals_.clear();
     return {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
 }
 
 const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
-                                  std::span<const double> weights, std::int64_t num_nodes) {
+                                  std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals) {
     if (weights.empty() || weights.size() % kFeatures != 0)
         refuse("expected ", kFeatures, " weights for each slot, got ", weights.size());
     for (const double weight : weights)
         if (!(std::abs(weight) <= kLargestWeight)) refuse("expected weights from -1e6 to 1e6, got ", weight);
-    if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
+    const State root = start(lattice, start_state, text, proposals);
+    if (weights.size() == kFeatures && lattice.num_columns() > 0 && lattice.slot(lattice.slots() - 1).size == 0)
         refuse("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_.assign(weights.begin(), weights.end());
     for (std::size_t i = 0; i < weights_.size(); ++i)
         if (i % kFeatures >= kEach) weights_[i] += weights_[i - kEach];
-    return search_.run(*this, start(lattice, start_state, text), num_nodes);
+    return search_.run(*this, root, num_nodes);
 }
 
 CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice, std::uint32_t start_state,
-                                                         const TextIndex& text, std::span<const std::int64_t> path) {
+                                                         const TextIndex& text, std::span<const std::int64_t> path,
+                                                         std::int64_t proposals) {
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
         refuse("expected a path of at most ", lattice.slots(), " tokens, got ", path.size());
     const Model* const model = lattice.model();
-    State state = start(lattice, start_state, text);
+    State state = start(lattice, start_state, text, proposals);
     Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers followers = find_arcs(state);
@@ -104,9 +110,10 @@ double CalibratedSearch::outside_mass(std::int32_t slot) const {
 const double* CalibratedSearch::weights_of(std::int32_t slot, bool matched) const {
     const Lattice& lattice = graph_.lattice();
     const std::size_t last = weights_.size() / kFeatures - 1;
-    const bool extended = lattice.slot(lattice.slots() - 1).size == 0;
+    const bool has_columns = lattice.slot(slot).size > 0, extended = lattice.slot(lattice.slots() - 1).size == 0;
+    const bool is_further = !has_columns && lattice.num_columns() > 0;
     const std::size_t row =
-        lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
+        is_further ? last : std::min(static_cast<std::size_t>(slot), has_columns && extended ? last - 1 : last);
     return weights_.data() + row * kFeatures + (matched ? kEach : 0);
 }
 
@@ -142,7 +149,7 @@ bool CalibratedSearch::next(const State& state, std::int32_t follower, State& ou
     return true;
 }
 
-// The slot's columns, which lie by rising token, and copies among them.
+// The slot's columns, or the proposals for a slot without any, which lie by rising token, and copies among them.
 Followers CalibratedSearch::find_arcs(const State& state) {
     const std::int32_t node = graph_.node_of(state.path_state);
     graph_.open(node);
@@ -158,9 +165,58 @@ Followers CalibratedSearch::find_arcs(const State& state) {
         arcs_.push_back(
             {lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
     }
-    match_columns(state, first, columns.size);
-    add_copies(state, first, columns.size);
+    if (columns.size == 0 && proposals_ > 0) add_proposals(state);
+    const auto listed = static_cast<std::int32_t>(arcs_.size()) - first;
+    match_columns(state, first, listed);
+    add_copies(state, first, listed);
     return {first, static_cast<std::int32_t>(arcs_.size()) - first};
+}
+
+// A token that the slot lacks, as the n-gram model has it after a state's history.
+CalibratedSearch::Arc CalibratedSearch::not_drafted(const State& state, std::int32_t token) {
+    const Graph::Node& node = graph_.node(graph_.node_of(state.path_state));
+    const Model* const model = graph_.lattice().model();
+    std::int32_t levels = 0;  // of the state's history
+    for (std::int32_t at = node.backoff_node; at != Graph::kNone; at = graph_.node(at).backoff_node) ++levels;
+    Model::Step step{0, 0, levels};
+    if (model != nullptr) step = model->advance(node.state, model->label_of(token));
+    return {token, Graph::kNone, step.next_state, levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
+}
+
+// The tokens that the n-gram model holds likeliest among those that follow a history of one token or more.
+void CalibratedSearch::add_proposals(const State& state) {
+    const Model* const model = graph_.lattice().model();
+    if (model == nullptr) return;
+    likeliest_.clear();  // a heap, the least likely first
+    double backoff_cost = 0;
+    const Graph::Node& node = graph_.node(graph_.node_of(state.path_state));
+    std::uint32_t at = node.state;
+    for (int failures = 0; at != model->unigram_state(); ++failures) {
+        if (failures == Model::kMaxFailures) refuse_failures(at);
+        const Row row = model->row(at);
+        for (std::uint32_t i = 0; i < row.num_arcs; ++i) {
+            const ArcRecord arc = row.arc(i);
+            std::pair<double, std::int32_t> candidate{backoff_cost + Model::cost(arc.cost), arc.label - 1};
+            const auto loses = [&] { return likeliest_.size() == proposals_ && !(candidate < likeliest_.front()); };
+            if (loses() || arc.label < 1 || arc.label == model->unk_label()) continue;
+            if (failures > 0) {  // it may have a longer n-gram
+                candidate.first = model->advance(node.state, arc.label).cost;
+                const auto same = [&](const auto& known) { return known.second == candidate.second; };
+                if (loses() || std::ranges::any_of(likeliest_, same)) continue;
+            }
+            if (likeliest_.size() == proposals_) {
+                std::ranges::pop_heap(likeliest_);
+                likeliest_.pop_back();
+            }
+            likeliest_.push_back(candidate);
+            std::ranges::push_heap(likeliest_);
+        }
+        if (!row.backs_off) break;
+        backoff_cost += row.backoff_cost;
+        at = row.backoff_state;
+    }
+    std::ranges::sort(likeliest_, {}, [](const auto& candidate) { return candidate.second; });
+    for (const auto& candidate : likeliest_) arcs_.push_back(not_drafted(state, candidate.second));
 }
 
 void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t child) const {
@@ -193,34 +249,26 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
 }
 
 void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::int32_t size) {
-    const Model* const model = graph_.lattice().model();
-    const std::size_t columns_end = arcs_.size();
+    const std::size_t listed_end = arcs_.size();
     const auto known = [&](std::int32_t token) {
         const auto begin = arcs_.begin() + first, end = begin + size;
         const auto arc = std::ranges::lower_bound(begin, end, token, {}, &Arc::token);
         return (arc != end && arc->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& each) { return each.token == token; });
     };
-    const Graph::Node& node_of_state = graph_.node(graph_.node_of(state.path_state));
-    std::int32_t levels = 0;  // of the state's history
-    for (std::int32_t node = node_of_state.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node)
-        ++levels;
     for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
         if (text_->node(history).total > kMostListed) break;
         for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone;
              child = text_->node(child).next_sibling) {
-            if (arcs_.size() - columns_end == kMostCopies) break;
+            if (arcs_.size() - listed_end == kMostCopies) break;
             const std::int32_t token = text_->node(child).token;
             if (known(token)) continue;
-            Model::Step step{0, 0, levels};
-            if (model != nullptr) step = model->advance(node_of_state.state, model->label_of(token));
-            const double ngram = std::max(-step.cost, kLeast);
-            Arc arc{token, Graph::kNone, step.next_state, levels - step.failures, -1, 0, 0, ngram};
+            Arc arc = not_drafted(state, token);
             set_match(arc, history, child);
             arcs_.push_back(arc);
         }
     }
-    if (arcs_.size() > columns_end) std::ranges::sort(arcs_.begin() + first, arcs_.end(), {}, &Arc::token);
+    if (arcs_.size() > listed_end) std::ranges::sort(arcs_.begin() + first, arcs_.end(), {}, &Arc::token);
 }
 
 }  // namespace fst_core

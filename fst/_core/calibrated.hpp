@@ -6,7 +6,9 @@
 //
 // The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*);
 // *outside* stands for all other tokens. Every factor is below 1, so that the search stays exact. After the drafter's
-// slots a lattice may have slots without a column, `Lattice::extend`: copies are their only arcs.
+// slots a lattice may have slots without a column, `Lattice::extend`: their arcs are copies and, where they are asked
+// for, *proposals*: the tokens that the n-gram model holds likeliest. A lattice may have no other slots at all, where
+// there is no drafter.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +27,8 @@ class CalibratedSearch {
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
     // others are 0. Each stands again, kEach later, in slots of which an arc matches kLong tokens or more.
     enum Feature : std::int32_t {
-        kLogProb,     // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy
-        kNotDrafted,  // 1 for a copy, which the slot lacks
+        kLogProb,     // the drafter's, with the transition from the column before, kLeast at the least; 0 for kNotDrafted
+        kNotDrafted,  // 1 for a copy or a proposal, which the slot lacks
         kNgram,       // ln p of the n-gram model, kLeast at the least
         kNgramProb,   // p
         kBigram,      // 1 where the n-gram model has the token after a history of one token ...
@@ -47,6 +49,7 @@ class CalibratedSearch {
     static constexpr double kLeast = -30;
     static constexpr std::int32_t kMostCopies = 8;   // that a slot lacks, the longest matches first
     static constexpr std::int32_t kMostListed = 64;  // a history with more continuations is only asked for columns
+    static constexpr std::int32_t kMostProposals = 64;
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
@@ -55,10 +58,12 @@ class CalibratedSearch {
     };
 
     // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a
-    // column where they exist, and the last row of the others for all further slots. text: all tokens before the
-    // lattice. Other arguments as for TreeSearch.
+    // column where they exist, and the last row of the others for all further slots; of a lattice without columns the
+    // rows are those of its slots, the last one for all further ones. text: all tokens before the lattice. proposals:
+    // of the n-gram model, at most so many in a slot without columns, from 0 to kMostProposals. Other arguments as for
+    // TreeSearch.
     const Tree& run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
-                    std::span<const double> weights, std::int64_t num_nodes);
+                    std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals);
 
     // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
     struct Description {
@@ -67,7 +72,7 @@ class CalibratedSearch {
         std::vector<std::int32_t> sizes;   // [slots of the path] arcs, outside among them
     };
     Description describe(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
-                         std::span<const std::int64_t> path);
+                         std::span<const std::int64_t> path, std::int64_t proposals);
 
     Followers expand(const State& state);
     std::int32_t token(const State&, std::int32_t follower) const { return arcs_[follower].token; }
@@ -77,17 +82,19 @@ class CalibratedSearch {
   private:
     struct Arc {
         std::int32_t token;
-        std::int32_t hit;          // of the graph; kNone for a copy
-        std::uint32_t next_state;  // of the model, for a copy
+        std::int32_t hit;          // of the graph; kNone for a copy or a proposal
+        std::uint32_t next_state;  // of the model, for a copy or a proposal
         std::int32_t level;        // of the n-gram
         std::int32_t match;        // tokens of the path that the text has before the token; -1 where it lacks the token
         float share;               // ln
         double log_prob, ngram;
     };
-    State start(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text);
+    State start(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text, std::int64_t proposals);
     Followers find_arcs(const State& state);
+    void add_proposals(const State& state);
     void match_columns(const State& state, std::int32_t first, std::int32_t size);
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
+    Arc not_drafted(const State& state, std::int32_t token);
     void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
     // Of the arcs that `find_arcs` has just returned.
@@ -101,6 +108,8 @@ class CalibratedSearch {
 
     Graph graph_;
     const TextIndex* text_ = nullptr;
+    std::size_t proposals_ = 0;
+    std::vector<std::pair<double, std::int32_t>> likeliest_;  // scratch of add_proposals(): cost and token
     std::vector<double> weights_;       // [slots, 2, kEach]: without a long match, with one
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]

@@ -26,7 +26,8 @@ using Sausages = std::tuple<Array<std::int32_t>, Array<double>, std::optional<Ar
 using Contexts = Array<std::int64_t>;  // [n, c] with -1 as padding on the left; or [c]
 
 struct SausageBatch {
-    SausageBatch(const Sausages& sausages, const Model* model_in, double alpha_in, const Contexts& contexts_in)
+    SausageBatch(const Sausages& sausages, const Model* model_in, double alpha_in, const Contexts& contexts_in,
+                 std::int64_t least_slots = 1)
         : tokens(std::get<0>(sausages)), log_probs(std::get<1>(sausages)), transitions(std::get<2>(sausages)),
           contexts(contexts_in), model(model_in), alpha(alpha_in) {
         single = tokens.ndim() == 2;
@@ -50,7 +51,7 @@ struct SausageBatch {
             refuse("expected one context of token ids for each lattice, got ", shape(contexts), " for lattices ",
                    shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
-        if (slots < 1 || k < 1) refuse("expected lattices of at least one slot and one token, got ", shape(tokens));
+        if (slots < least_slots || k < 1) refuse("expected lattices of at least one slot and one token, got ", shape(tokens));
         check_alpha(alpha);
         if (alpha == 0) model = nullptr;
     }

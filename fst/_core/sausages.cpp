@@ -51,9 +51,9 @@ void check_further(std::int64_t further) {
 
 py::tuple calibrated_tree(const Sausages& sausages, const Model* model, const std::vector<const SharedIndex*>& texts,
                           const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
-                          const Contexts& contexts, std::int64_t threads) {
+                          std::int64_t proposals, const Contexts& contexts, std::int64_t threads) {
     check_further(further);
-    const SausageBatch batch(sausages, model, 1, contexts);
+    const SausageBatch batch(sausages, model, 1, contexts, 0);
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         refuse("expected one text for each of ", batch.size, " lattices, got ", texts.size());
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
@@ -61,20 +61,23 @@ py::tuple calibrated_tree(const Sausages& sausages, const Model* model, const st
         const SharedIndex& text = *texts[i];
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further);
-        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes);
+        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes,
+                                        proposals);
     });
 }
 
 py::tuple describe(const Sausages& sausages, const Model* model, const SharedIndex& text,
-                   const Array<std::int64_t>& path, std::int64_t further, const Contexts& context) {
+                   const Array<std::int64_t>& path, std::int64_t further, std::int64_t proposals,
+                   const Contexts& context) {
     check_further(further);
-    const SausageBatch batch(sausages, model, 1, context);
+    const SausageBatch batch(sausages, model, 1, context, 0);
     batch.require_single();
     const auto tokens = tokens_of(path, "path");
     const auto results = results_of(batch, 1, [&](std::int64_t i, Workspace& workspace) {
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further);
-        return workspace.calibrated.describe(workspace.lattice, batch.start_state(i), text.index, tokens);
+        return workspace.calibrated.describe(workspace.lattice, batch.start_state(i), text.index, tokens,
+                                             proposals);
     });
     const CalibratedSearch::Description& description = results.front();
     Array<float> features({description.tokens.size(), std::size_t{CalibratedSearch::kFeatures}});

@@ -74,8 +74,6 @@ def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: fl
     from latticebpd.drafters.system_names import rescores
 
     name = system or loaded.default_system(alpha, by_cost=options.get("costs") is not None)
-    wanted = "a model with heads for --lm to rescore"
-    expect(loaded.source is not None or lm is None, wanted, "one without", "leave --lm out or train heads")
     for option, value in (("--lm", lm), ("--alpha", alpha)):
         wanted = f"{option} with a system that rescores, such as 16-best or 64-tree"
         expect(value is None or rescores(name), wanted, repr(name), "leave it out")

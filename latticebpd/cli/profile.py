@@ -7,7 +7,6 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.checks import expect
 from latticebpd.cli.model_options import MODEL, WEIGHTS
 from latticebpd.console import err, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
@@ -44,12 +43,8 @@ def profile(
 
     widths = sorted(set(positive_numbers("--columns", columns, MOST)))
     batches = sorted(set(positive_numbers("--rows", rows, MOST)))
-    loaded, drafter = load(model, lm, weights=weights), None
-    if loaded.source is not None:
-        drafter = loaded.drafter(system or loaded.default_system(by_cost=True))
-    else:
-        wanted, remedy = "a model with heads for --lm and --system", "leave them out or train heads"
-        expect(lm is None and system is None, wanted, "one without", remedy)
+    loaded = load(model, lm, weights=weights)
+    drafter = loaded.drafter(system or loaded.default_system(by_cost=True))
     if threads is not None:
         torch.set_num_threads(threads)
     with progress() as bar:

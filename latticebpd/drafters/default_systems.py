@@ -19,17 +19,17 @@ def default_system(
     num_nodes: int | None = None,
     by_cost: bool = False,
 ) -> str:
-    """A calibrated tree where the language model has a calibration, else the family's own default; copies without a
-    drafter.
+    """A calibrated tree where the language model has a calibration, and without a drafter; else the family's own
+    default.
 
     lm, alpha: the language model and its weight, if any; a calibration has its own.
     lm_from_caller: the caller named the language model; else it lies next to the target, perhaps calibrated for heads.
     num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
     by_cost: trees are cut to what pays off, so they may be large.
     """
-    if source is None:
-        return f"{num_nodes or 16}-copies"
     size = num_nodes or (64 if by_cost else 16)
+    if source is None:
+        return f"{size}-{CALIBRATED}"
     rescored = lm if lm_from_caller or source.uses_target_calibration else None
     if alpha is None and is_calibrated(rescored):
         return f"{size}-{CALIBRATED}"

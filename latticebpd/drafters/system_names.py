@@ -6,7 +6,8 @@
                         DFlash 2); any number
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
-    64-calibrated       the same under calibrated probabilities, copies from the context among its nodes
+    64-calibrated       the same under calibrated probabilities, copies from the context among its nodes; for models
+                        without heads of the n-gram model and the context alone
     16-best:0-gram      the same without the language model; so for trees
     16-best:NAME        the same with the language model of that name, where several are compared
     oracle              the lattice's best path in hindsight
@@ -29,11 +30,12 @@ from latticebpd.checks import expect
 from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
 from latticebpd.drafters.cost_aware import CostAwareDrafter, Costs
 from latticebpd.drafters.drafter import Drafter, NoDrafter
+from latticebpd.drafters.empty_lattices import EmptyLattices
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
-from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer, text_scorer
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED, BEAM = "best", "tree", "calibrated", "beam"
@@ -90,12 +92,18 @@ def _parsed(name: str) -> SystemName | None:
     return SystemName(match[2], int(match[1]), match[3])
 
 
-def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> Strategy:
+def strategy_named(
+    name: str, lm: Models = None, alpha: float | None = None, without_lattices: bool = False
+) -> Strategy:
     """The strategy of that name; ValueError where it is no system's, or names a language model that is not in ``lm``.
 
+    without_lattices: for a model without heads, for which only calibrated trees can be drafted.
     alpha: the language model's weight; None takes what is stored with it for such a system, and 1 where nothing is.
     """
     system = SystemName.parse(name)
+    if without_lattices:
+        wanted = "greedy, N-calibrated or N-copies for a model without heads"
+        expect(system.kind == CALIBRATED, wanted, repr(name), "see `latticebpd train heads`")
     if system.kind in _FIXED:
         return _FIXED[system.kind]
     if system.kind == BEAM:
@@ -108,7 +116,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
         if alpha is not None:
             wanted = f"{name} without a weight of the language model, which the calibration gives"
             raise ValueError(f"expected {wanted}, got alpha {alpha:g}")
-        return BestTree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
+        scorer_of = text_scorer if without_lattices else calibrated_scorer
+        return BestTree(scorer_of(None if wanted == NO_MODEL else models[wanted]), system.size)
     scorer = as_scorer(None) if wanted == NO_MODEL else as_scorer(models[wanted], alpha, str(system))
     return NBestPaths(scorer, system.size) if system.kind == BEST else BestTree(scorer, system.size)
 
@@ -136,7 +145,8 @@ def drafter_named(
 ) -> Drafter:
     """The drafter of that name.
 
-    source: of the lattices; None: only ``greedy`` and copies are possible. lm, alpha: as for :func:`strategy_named`.
+    source: of the lattices; None: only ``greedy`` and copies are possible, and with `EmptyLattices` calibrated trees of
+        the n-gram model and the text. lm, alpha: as for :func:`strategy_named`.
     costs: as for `CostAwareDrafter`: trees are cut to the nodes that promise the most tokens a second.
     Raises ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no
     source, or costs for trees that do not tell probabilities.
@@ -155,9 +165,10 @@ def drafter_named(
         return PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
     expect(system.kind != ORACLE, "a system that can draft", "the oracle, which has to know the text beforehand")
     if source is None:
-        wanted = "greedy or N-copies for a model without heads"
-        raise ValueError(f"expected {wanted}, got {name!r}; see `latticebpd train heads`")
-    drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
+        wanted = "greedy or N-copies without a source of lattices"
+        raise ValueError(f"expected {wanted}, got {name!r}; pass one, such as EmptyLattices()")
+    strategy = strategy_named(lattices, lm, alpha, isinstance(source, EmptyLattices))
+    drafter = LatticeDrafter(source, strategy, prompt_context)
     if lattices == name:
         return drafter
     expect(system.kind in (TREE, CALIBRATED), "copies+N-tree, since only trees tell how sure they are", repr(name))

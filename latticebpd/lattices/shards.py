@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latticebpd.checks import expect
 from latticebpd.lattices.json_files import read_json, write_json
 from latticebpd.lattices.texts import Texts
 
@@ -145,6 +146,28 @@ def parse_part(text: str | None) -> tuple[int, int]:
 def lattice_directory(path: str | os.PathLike[str]) -> ShardDirectory:
     """What ``latticebpd lattices`` fills."""
     return ShardDirectory(Path(path), SETTINGS, "latticebpd lattices", "lattices")
+
+
+def distilled_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+    """What ``latticebpd distill`` fills: texts, as `Texts`."""
+
+    def count(settings: dict[str, Any]) -> int:
+        return -(-whole_number(settings, "prompts") // whole_number(settings["options"], "shard_prompts"))
+
+    return ShardDirectory(Path(path), "distill.json", "latticebpd distill", "text", count=count)
+
+
+def stored_texts(paths: Sequence[str | os.PathLike[str]]) -> Texts | None:
+    """The texts of files and of directories that ``latticebpd distill`` has filled, in order; None if these are not
+    texts. ValueError for a damaged file, and for texts among other files."""
+    files: list[Path] = []
+    kinds = set[bool]()
+    for path in map(Path, paths):
+        own = distilled_directory(path)
+        kinds.add(own.is_ours or (path.is_file() and Texts.is_file(path)))
+        files += own.files() if own.is_ours else [path]
+    expect(len(kinds) <= 1, "lattices or texts", "both kinds", "name those of one kind")
+    return Texts.joined([Texts.load(file) for file in files]) if kinds == {True} else None
 
 
 def shard_files(path: str | os.PathLike[str]) -> list[Path]:

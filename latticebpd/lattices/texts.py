@@ -145,6 +145,15 @@ class Texts:
             np.savez(file, tokens=self.tokens, starts=self.starts, prompt_lengths=self.prompt_lengths)
 
     @classmethod
+    def is_file(cls, path: PathLike) -> bool:
+        """Whether a file has the arrays that ``save`` writes; False for one that cannot be read."""
+        try:
+            with opened(path, "texts") as archive:
+                return all(f"{name}.npy" in archive.namelist() for name in cls.ARRAYS)
+        except (ValueError, OSError):
+            return False
+
+    @classmethod
     def load(cls, path: PathLike) -> Texts:
         """Read what ``save`` wrote; ValueError, by the file's name, for a damaged one."""
         with opened(path, "texts as `latticebpd distill` and `latticebpd lattices` write them") as archive:

@@ -3,7 +3,8 @@
 Every position of the base model's own text, and every slot of its lattice that a tree can reach, is one observation:
 after the text and the right tokens of the slots before, one of the slot's arcs was right, or none. The weights of a
 slot maximise the probability of all of them. This is a concave problem, so the result does not depend on the start of
-the search. All positions after the lattice, where copies continue, share one row of weights.
+the search. All positions after the lattice, where copies continue, share one row of weights; and so do all positions
+where there is no lattice, for a model without heads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,14 +22,17 @@ import fst
 from fst.processors import ignore
 from fst.search import FEATURES
 from latticebpd.checks import expect
+from latticebpd.drafters.empty_lattices import EMPTY
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
+from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.examples import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.measuring.lattice_files import blocks, text_numbers
 from latticebpd.scoring.calibrated import TextIndexes
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import padded_histories
 from latticebpd.scoring.rescoring import check_vocabulary
+from latticebpd.scoring.weights import TEXT
 
 BINS = 20
 VARIANCE = 10.0
@@ -39,8 +44,13 @@ OUTSIDE = FEATURES.index("outside")
 NEVER = -1e3
 """Weight of copies where they are not to be drafted."""
 
-Slots = dict[int, list[tuple[np.ndarray, int]]]
-"""Observations of every slot: features of the arcs, and which one is right."""
+PROPOSALS = 4
+"""Of an n-gram model at each position, for a model without heads; more gain nothing measurable."""
+
+Observation: TypeAlias = tuple[np.ndarray, int]
+"""Features of a slot's arcs, and which one is right."""
+Slots = dict[int, list[Observation]]
+"""Observations of every slot."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +62,7 @@ class Observations:
     right: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[np.ndarray, int]], copies: bool) -> Observations:
+    def of(cls, rows: Sequence[Observation], copies: bool) -> Observations:
         """Without ``copies`` these are no arcs: where a copy was right, ``outside`` is."""
         width = max((len(features) for features, _ in rows), default=1)
         features, is_arc = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
@@ -128,16 +138,72 @@ def calibrate(
     copies = "not_drafted" in features
     further = copies and all(half[slots] for half in halves)
     for slot in [slot for slot in range(slots + further) if halves[0][slot] or halves[1][slot]]:
-        rows = [half[slot] for half in halves]
-        parts = [Observations.of(each, copies) for each in rows]
-        crossed = [_fitted(observed, allowed) for observed in reversed(parts)]
-        nats = sum(float(observed.loss(own)) for observed, own in zip(parts, crossed, strict=True))
-        costs.append(round(nats / sum(map(len, rows)), 4))
-        sums += sum(_binned(observed, own) for observed, own in zip(parts, crossed, strict=True))
-        weights.append(tuple(_fitted(Observations.of(rows[0] + rows[1], copies), allowed).tolist()))
-    fingerprint, total = lattices_fingerprint(paths), sums[2].clip(min=1)
+        fitted = _crossed(halves[0][slot], halves[1][slot], allowed, copies)
+        weights.append(fitted.weights)
+        costs.append(fitted.nats)
+        sums += fitted.bins
+    fingerprint = lattices_fingerprint(paths)
     calibration = Calibration(tuple(weights), unit, drawn, seed, fingerprint, width, tuple(costs), further)
-    return calibration, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
+    return calibration, _reliability(sums)
+
+
+def calibrate_texts(
+    texts: Texts,
+    lm: fst.NgramModel | None,
+    examples: int = 100,
+    positions: int = 6000,
+    seed: int = 0,
+    on_text: Callable[[], object] = ignore,
+) -> tuple[Calibration, Reliability]:
+    """Weights for a model without heads, whose trees are of the n-gram model and the text, fitted to random ones of its
+    own texts; ValueError for fewer than two.
+
+    texts: prompts and what the model wrote after them. positions: random ones of what it wrote, at most. Otherwise as
+    `calibrate`.
+    """
+    expect(len(texts) >= 2, "at least two texts to calibrate on", len(texts))
+    rng = np.random.default_rng(seed)
+    drawn = rng.permutation(len(texts))[:examples].tolist()
+    begins = {number: int(texts.prompt_lengths[number]) + 1 for number in drawn}  # the next token is known by then
+    share = positions / max(1, sum(len(texts[number]) - begin for number, begin in begins.items()))
+    halves: tuple[list[Observation], list[Observation]] = ([], [])
+    for half, number in enumerate(drawn):
+        text, index, read = texts[number].astype(np.int64), fst.TextIndex(), 0
+        for position in range(begins[number], len(text)):
+            if rng.random() < share:
+                index.extend(text[read:position])
+                read = position
+                halves[half % 2].extend(_after(text, position, index, lm))
+        on_text()
+    expect(all(halves), "positions of both halves of the texts", "none of one", "raise --positions")
+    fitted = _crossed(*halves, torch.ones(len(FEATURES)), copies=True)
+    record = (texts.fingerprint(), 0, (fitted.nats,))
+    proposals = 0 if lm is None else PROPOSALS
+    calibration = Calibration((fitted.weights,), TEXT, tuple(sorted(drawn)), seed, *record, proposals=proposals)
+    return calibration, _reliability(fitted.bins)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """Weights fitted to all observations; nats of one, and `_binned` counts, by weights of the other half."""
+
+    weights: tuple[float, ...]
+    nats: float
+    bins: np.ndarray
+
+
+def _crossed(first: list[Observation], second: list[Observation], allowed: Tensor, copies: bool) -> _Fitted:
+    parts = [Observations.of(each, copies) for each in (first, second)]
+    crossed = [_fitted(observed, allowed) for observed in reversed(parts)]
+    nats = sum(float(observed.loss(own)) for observed, own in zip(parts, crossed, strict=True))
+    bins = sum(_binned(observed, own) for observed, own in zip(parts, crossed, strict=True))
+    weights = _fitted(Observations.of(first + second, copies), allowed).tolist()
+    return _Fitted(tuple(weights), round(nats / (len(first) + len(second)), 4), np.asarray(bins))
+
+
+def _reliability(sums: np.ndarray) -> Reliability:
+    total = sums[2].clip(min=1)
+    return Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
 
 
 def chosen(paths: Paths, unit: str, examples: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
@@ -147,9 +213,7 @@ def chosen(paths: Paths, unit: str, examples: Sequence[int]) -> Iterator[tuple[L
             yield block, row, int(numbers[row])
 
 
-def _observations(
-    lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes
-) -> list[tuple[np.ndarray, int]]:
+def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes) -> list[Observation]:
     """Slot by slot, the features of the arcs and which one is right: the last, ``outside``, where none is.
 
     They end where a tree can no longer follow the text: later slots are never drafted.
@@ -161,8 +225,19 @@ def _observations(
     transitions = None if lattices.transitions is None else lattices.transitions[row]
     history, beyond = padded_histories([text])[0], max(len(path) - slots, 0)
     arcs = (lattices.tokens[row], lattices.log_probs[row])
-    features, tokens, sizes = fst.describe_arcs(*arcs, lm, index, path, history, beyond, transitions)
-    observations: list[tuple[np.ndarray, int]] = []
+    return _along(path, *fst.describe_arcs(*arcs, lm, index, path, history, beyond, transitions))
+
+
+def _after(text: np.ndarray, position: int, index: fst.TextIndex, lm: fst.NgramModel | None) -> list[Observation]:
+    """The observations of the tokens from a position on, without a lattice."""
+    path, history = text[position : position + FURTHER], padded_histories([text[:position]])[0]
+    arcs = (EMPTY.tokens, EMPTY.log_probs, lm, index, path, history, len(path))
+    return _along(path, *fst.describe_arcs(*arcs, proposals=0 if lm is None else PROPOSALS))
+
+
+def _along(path: np.ndarray, features: np.ndarray, tokens: np.ndarray, sizes: np.ndarray) -> list[Observation]:
+    """The observations of a path, as far as a tree can follow it."""
+    observations: list[Observation] = []
     begin, reached = 0, True
     for token, size in zip(path.tolist(), sizes.tolist(), strict=True):
         if not reached or size == 1:

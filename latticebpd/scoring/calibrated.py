@@ -2,7 +2,7 @@
 
 A log-linear model (`fst.calibrated_tree_batch`), fitted to the target model's continuations (`latticebpd calibrate`),
 gives the probability of a token after a path. The n-gram counts of the context adapt to it token by token, and add
-*copies*, tokens that the heads did not propose.
+*copies*, tokens that the heads did not propose. Without heads the n-gram model adds *proposals*, its likeliest tokens.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class CalibratedScorer:
         return self.ngram.paths(lattices, contexts, p)
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        further = min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0
+        goes_on = self.calibration.further or self.calibration.without_lattices
+        further = min(num_nodes, MOST_FURTHER) if goes_on else 0
         trees = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
         return [DraftTree.trusted(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
@@ -91,7 +92,10 @@ class CalibratedScorer:
         texts = [_text(context) for context in contexts]
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
         arguments = (tokens, log_probs, self.ngram.lm, self._texts.of(texts), table, num_nodes, padded_histories(texts))
-        return trees_of(fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions))
+        proposals = self.calibration.proposals
+        return trees_of(
+            fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions, proposals=proposals)
+        )
 
     def tree_arrays(
         self, lattices: LatticeSet, num_nodes: int, threads: int | None = None

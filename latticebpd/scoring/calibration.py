@@ -1,14 +1,16 @@
 """What `latticebpd calibrate` stores for a language model: the weight of each feature of a token, slot by slot.
 
 For an n-gram model's file ``lm.fst`` it is ``lm.fst.calibration.json``: a JSON object with the fields of
-:class:`Calibration` and a ``format_version``.
+:class:`Calibration` and a ``format_version``. It is for a drafter's lattices, or for a model without heads, whose trees
+are of the n-gram model and the text alone; of the latter there are two by default, with and without an n-gram model,
+fitted to a model's own answers.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from latticebpd.scoring.weights import alpha_path, check_examples, settings_path
 
 FORMAT_VERSION = 2
 LARGEST = 1e6
+MOST_PROPOSALS = 64
+DEFAULTS = Path(__file__).parent / "default_calibrations"
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,12 @@ class Calibration:
     further: whether trees continue after the lattice with copies: the last row is then for the slots after it, and the
         row before for the lattice's further slots.
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: they were drawn by.
-    lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
+    lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files, or the texts' own.
+    k: arcs of the lattices' slots; 0: there are no lattices, and the rows of weights are those of the trees' depths.
     nats: ``[slots]`` the cross-entropy of a token on held-out texts.
     slots: how many of a lattice's first slots trees need; None: all.  trees: the same by size, on the fitting texts.
     features: ``fst.FEATURES``, which tells the files of other versions.
+    proposals: tokens that the n-gram model proposes where a lattice has no slot.
     """
 
     weights: tuple[tuple[float, ...], ...]
@@ -60,6 +66,7 @@ class Calibration:
     slots: int | None = None
     features: tuple[str, ...] = FEATURES
     trees: tuple[TreeSize, ...] = ()
+    proposals: int = 0
 
     def __post_init__(self) -> None:
         expect(self.features == FEATURES, "the features of this version", f"{self.features!r:.60}")
@@ -68,10 +75,17 @@ class Calibration:
         expect(fits, f"weights [slots, {len(FEATURES)}] from -1e6 to 1e6", f"rows of {widths or 'none'}")
         wanted = "rows for the lattice's slots and for those after it"
         expect(not self.further or len(self.weights) >= 2, wanted, "one row")
-        expect(self.k >= 1, "k >= 1", self.k)
+        expect(self.k >= 0, "k >= 0", self.k)
+        expect(not (self.further and self.without_lattices), "k >= 1 of lattices that are continued", self.k)
+        expect(0 <= self.proposals <= MOST_PROPOSALS, f"0 to {MOST_PROPOSALS} proposals", self.proposals)
         expect(self.slots is None or self.slots >= 1, "slots >= 1", self.slots)
         expect(min(self.nats, default=0) >= 0, "nats >= 0", min(self.nats, default=0))
         check_examples(self.unit, self.examples, self.seed)
+
+    @property
+    def without_lattices(self) -> bool:
+        """Whether it is for models without heads."""
+        return self.k == 0
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -96,6 +110,13 @@ def calibration_path(model: str | os.PathLike[str]) -> Path:
 def stored_calibration(model: str | os.PathLike[str]) -> Calibration | None:
     """The calibration stored with a model's file, if any."""
     return Calibration.load(path) if (path := stored_file(model, calibration_path)) else None
+
+
+@lru_cache(maxsize=2)
+def default_calibration(with_ngram: bool) -> Calibration:
+    """For models without heads where nothing is stored; with_ngram: for an n-gram model and the text, else the text
+    alone."""
+    return Calibration.load(DEFAULTS / ("ngram_and_text.json" if with_ngram else "text.json"))
 
 
 def stored_files(model: str | os.PathLike[str]) -> tuple[Path | None, ...]:

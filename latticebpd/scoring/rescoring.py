@@ -15,7 +15,7 @@ import fst
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
-from latticebpd.scoring.calibration import Calibration, stored_calibration, stored_files
+from latticebpd.scoring.calibration import Calibration, default_calibration, stored_calibration, stored_files
 from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
@@ -54,12 +54,29 @@ def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None 
 
 
 def calibrated_scorer(lm: LanguageModel) -> CalibratedScorer:
-    """The scorer of calibrated trees of a language model; ValueError if none is stored with the model."""
+    """The scorer of calibrated trees of lattices and a language model; ValueError if none is stored with the model."""
     if (scorer := _calibrated(lm)) is None:
         name = "none" if lm is None else os.fspath(lm) if isinstance(lm, str | os.PathLike) else type(lm).__name__
         expected = "expected an n-gram model with a calibration stored next to its file"
         raise ValueError(f"{expected}, got {name}; make one by `latticebpd calibrate`")
     return scorer
+
+
+def text_scorer(lm: LanguageModel) -> CalibratedScorer:
+    """The scorer of calibrated trees for models without heads, of an n-gram model and the text, or the text alone;
+    ValueError for a language model of another kind.
+
+    The calibration is the one stored with the model if it is for such trees, else the one by default.
+    """
+    loaded = as_tuned(lm)
+    ngram = loaded.scorer.ngram if isinstance(loaded.scorer, CalibratedScorer) else loaded.scorer
+    if not isinstance(ngram, NgramScorer):
+        wanted = "an n-gram model (FST or ARPA) to draft for a model without heads"
+        raise ValueError(f"expected {wanted}, got {type(ngram).__name__}; see `latticebpd train heads`")
+    stored = loaded.scorer.calibration if isinstance(loaded.scorer, CalibratedScorer) else loaded.calibration
+    if stored is None or not stored.without_lattices:
+        stored = default_calibration(ngram.lm is not None)
+    return CalibratedScorer(ngram, stored)
 
 
 def is_calibrated(lm: LanguageModel) -> bool:
@@ -69,8 +86,9 @@ def is_calibrated(lm: LanguageModel) -> bool:
 
 def _calibrated(lm: LanguageModel) -> CalibratedScorer | None:
     loaded = as_tuned(lm)
-    if loaded.calibration is not None and isinstance(loaded.scorer, NgramScorer):
-        return CalibratedScorer(loaded.scorer, loaded.calibration)
+    stored = loaded.calibration
+    if stored is not None and not stored.without_lattices and isinstance(loaded.scorer, NgramScorer):
+        return CalibratedScorer(loaded.scorer, stored)
     return loaded.scorer if isinstance(loaded.scorer, CalibratedScorer) else None
 
 

@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from latticebpd.decoding.generation_config import GenerationSettings, beams_igno
 from latticebpd.decoding.loop import EXACT, RowBatch, generate
 from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
-from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
+from latticebpd.lattices.shards import distilled_directory, shares
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
 from latticebpd.models.engine.engine_model import EngineModel
@@ -42,8 +41,6 @@ from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import StateOptions, save_states, states_of
-
-SETTINGS = "distill.json"
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,6 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
     wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
     expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
-
-
-def distilled_directory(path: PathLike) -> ShardDirectory:
-    """The directory that `distill` fills."""
-    return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", count=_num_shards)
-
-
-def _num_shards(settings: dict[str, Any]) -> int:
-    return -(-whole_number(settings, "prompts") // DistillOptions(**settings["options"]).shard_prompts)
 
 
 def load_distilled(directory: PathLike) -> Texts:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fst.files import PathLike
+from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.load_target import Name, file_fingerprints
 from latticebpd.models.weight_kinds import INT8
 from lm_training.data.corpus import load_tokens
-from lm_training.data.distill import SETTINGS, distilled_directory
 from lm_training.data.encoding import RECORD, encoded_directory
 from lm_training.data.hidden_states import HiddenStates, load_states
 
@@ -25,7 +25,7 @@ def load_texts(path: PathLike, window: int) -> Texts:
     if path.suffix == ".npz":
         return Texts.load(path)
     if path.suffix != ".npy":
-        kinds = f"sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, {SETTINGS})"
+        kinds = f"sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, distill.json)"
         raise ValueError(f"{path}: expected {kinds}; encode text first")
     return Texts.of_corpus(load_tokens([path]), window)
 
