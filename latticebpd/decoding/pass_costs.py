@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,6 +28,8 @@ from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifiers import verifier_of
 
 DAY = 24 * 3600
+FEW_SECONDS = 0.3
+"""After which a decode that waits for costs has no further round measured."""
 PASS_WIDTHS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 
 
@@ -38,6 +41,7 @@ def profile(
     rounds: int = 5,
     drafter: Drafter | None = None,
     on_pass: Callable[[], object] = ignore,
+    most_seconds: float = math.inf,
 ) -> CostCurve:
     """How long passes over ``columns`` tokens of ``rows`` texts take, after ``context`` tokens of a random text;
     ValueError for an encoder-decoder, or a size below 1.
@@ -48,6 +52,7 @@ def profile(
 
     What a further accepted node costs is measured where the target's next tokens are computed one after another.
 
+    most_seconds: after so many no round is begun, but for the first.
     drafter: drafts for these texts, from random hidden states, and those of the layers that it needs; None for costs
         without drafting.
     """
@@ -73,7 +78,10 @@ def profile(
                 hidden = as_tensor(hidden).to(target.device, target.dtype)
             layers = [None if each is None else each[:-1] for each in map(verifier.layer_states, range(batch))]
             states = [State(row, text, 1, hidden[row], context, (), layers[row]) for row, text in enumerate(texts)]
+            begun = time.perf_counter()
             for turn in range(rounds + 1):
+                if turn > 1 and time.perf_counter() - begun > most_seconds:
+                    break
                 for width in widths:
                     tokens = np.array(rng.sample(range(target.vocab_size), width - 1), np.int32)
                     tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2, np.zeros(width - 1))
@@ -121,8 +129,8 @@ def profile_drafts(
 
     drafter_of: pass costs -> a `CostAwareDrafter`.
     """
-    costs = profile(model, columns, context=context, rounds=rounds)
-    drafts = profile(model, (1,), context=8, rounds=rounds, drafter=drafter_of(costs).drafter)
+    costs = profile(model, columns, context=context, rounds=rounds, most_seconds=FEW_SECONDS)
+    drafts = profile(model, (1,), (1,), 8, rounds, drafter_of(costs).drafter, most_seconds=FEW_SECONDS)
     return replace(costs, drafting=drafts.drafting)
 
 

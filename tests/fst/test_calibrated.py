@@ -23,7 +23,7 @@ MATCHES = [("match_1", 1), ("match_2", 2), ("match_3", 3), ("match_5", 5), ("mat
 def drawn(seed: int, slots: int = 3, k: int = 4) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """A lattice, its log-probabilities, which leave something outside, and a text that repeats itself."""
     rng = np.random.default_rng(seed)
-    tokens = np.stack([rng.permutation(VOCAB + 1)[:k] for _ in range(slots)]).astype(np.int32)
+    tokens = np.array([rng.permutation(VOCAB + 1)[:k] for _ in range(slots)], np.int32).reshape(slots, k)
     log_probs = np.log(rng.dirichlet(np.ones(k + 1), slots)[:, :k])
     phrase = rng.integers(0, VOCAB, 5).tolist()
     text = [*phrase, *rng.integers(0, VOCAB, int(rng.integers(0, 12))).tolist(), *phrase[: int(rng.integers(1, 6))]]
@@ -53,6 +53,7 @@ def expected_features(
     path: list[int],
     slot: int,
     transitions: np.ndarray | None = None,
+    proposals: int = 0,
 ) -> dict[int, np.ndarray]:
     """Of the arcs behind ``path`` and of outside (-1), by definition."""
     history = [*text, *path]
@@ -71,8 +72,11 @@ def expected_features(
         token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs
     ]
     assert len(set(copies)) <= 8  # all are arcs then
+    known = {gram[-1] for gram in GRAMS[id(lm)] if len(gram) > 1 and (*history[1 - len(gram) :], gram[-1]) == gram}
+    likeliest = sorted(known, key=lambda token: (-lm.log_prob(token, history[-2:]), token))
+    proposed = [] if inside else likeliest[:proposals]
     rows = {}
-    for token in {*arcs, *copies}:
+    for token in {*arcs, *copies, *proposed}:
         row = np.zeros(len(FEATURES))
         if token in arcs:
             row[PLACE["log_prob"]] = max(arcs[token], -30)
@@ -137,6 +141,40 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tie
     assert begin == len(arcs)
 
 
+@pytest.mark.parametrize("proposals", [0, 1, 3, 64])
+@pytest.mark.parametrize("seed", range(20))
+def test_without_slots_arcs_are_copies_and_the_likeliest_tokens_of_the_model(
+    lm: fst.NgramModel, seed: int, proposals: int
+) -> None:
+    tokens, log_probs, text = drawn(seed, slots=0)
+    path = np.random.default_rng(seed + 1).integers(0, VOCAB, 4).tolist()
+    lattice = (tokens, log_probs, lm, index_of(text), path, text[-3:], 4)
+    features, arcs, sizes = fst.describe_arcs(*lattice, proposals=proposals)
+    begin = 0
+    for slot, size in enumerate(sizes.tolist()):
+        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, proposals=proposals)
+        own = arcs[begin : begin + size].tolist()
+        assert own == [*sorted(token for token in wanted if token >= 0), -1]
+        np.testing.assert_allclose(
+            features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5
+        )
+        begin += size
+    assert begin == len(arcs)
+
+
+def test_a_token_whose_longer_ngram_is_unlikely_is_not_proposed_for_its_shorter_one() -> None:
+    """After 0 1 the model holds 2 unlikely by its trigram, although its bigram after 1 is the likeliest."""
+    ngrams = [np.arange(5)[:, None], np.array([[0, 1], [1, 2], [1, 3]]), np.array([[0, 1, 2], [0, 1, 4]])]
+    log_probs = [np.full(5, -2.0), np.array([-0.5, -0.1, -2.0]), np.array([-9.0, -1.0])]
+    backoffs = [np.zeros(5), np.zeros(3), np.zeros(2)]
+    table = fst.NgramTable([rows.astype(np.int32) for rows in ngrams], log_probs, backoffs)
+    lm = fst.NgramModel.from_table(table)
+    empty = (np.empty((0, 1), np.int32), np.empty((0, 1)))
+    for most, wanted in ((1, [4]), (2, [3, 4]), (3, [2, 3, 4])):
+        arcs = fst.describe_arcs(*empty, lm, fst.TextIndex(), [0], [0, 1], 1, proposals=most)[1]
+        assert arcs.tolist() == [*wanted, -1]
+
+
 def test_behind_a_copy_transitions_are_nothing() -> None:
     tokens, log_probs, gains = (
         np.array([[1, 2], [3, 4]]),
@@ -150,10 +188,16 @@ def test_behind_a_copy_transitions_are_nothing() -> None:
 
 
 def enumerated(
-    lm: fst.NgramModel | None, seed: int, weights: np.ndarray, further: int = 0, transitions: np.ndarray | None = None
+    lm: fst.NgramModel | None,
+    seed: int,
+    weights: np.ndarray,
+    further: int = 0,
+    transitions: np.ndarray | None = None,
+    slots: int = 3,
+    proposals: int = 0,
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Every prefix with its log-probability, the best first; equal ones by their tokens."""
-    tokens, log_probs, text = drawn(seed)
+    tokens, log_probs, text = drawn(seed, slots)
     index, paths = index_of(text), []
 
     def extend(path: tuple[int, ...], so_far: float) -> None:
@@ -162,13 +206,14 @@ def enumerated(
             return
         # The path's arcs, and behind them those of the slot that follows, whatever is taken there.
         features, arcs, sizes = fst.describe_arcs(
-            tokens, log_probs, lm, index, [*path, 0], text[-3:], further, transitions
+            tokens, log_probs, lm, index, [*path, 0], text[-3:], further, transitions, proposals
         )
         begin = int(sizes[:slot].sum())
-        scores = (
-            features[begin:].astype(np.float64)
-            @ weights[min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1]
-        )
+        if slots:
+            row = min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1
+        else:
+            row = min(slot, len(weights) - 1)
+        scores = features[begin:].astype(np.float64) @ weights[row]
         conditionals = scores - np.logaddexp.reduce(scores)
         for token, conditional in zip(arcs[begin:].tolist(), conditionals.tolist(), strict=True):
             if token >= 0:
@@ -218,6 +263,29 @@ def test_tree_holds_the_most_probable_prefixes(
         ]  # where no two are as good as equal, the order is that of the enumeration
         if all(a - b > 1e-4 for a, b in pairwise(clear)):
             assert paths == [path for _, path in wanted[:size]]
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(("with_model", "proposals"), [(True, 0), (True, 2), (False, 2)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_tree_without_slots_holds_the_most_probable_prefixes(
+    lm: fst.NgramModel, seed: int, with_model: bool, proposals: int, rows: int
+) -> None:
+    model, weights = lm if with_model else None, np.random.default_rng(seed).normal(0, 1, (rows, len(FEATURES)))
+    wanted = enumerated(model, seed, weights, 3, slots=0, proposals=proposals)
+    tokens, log_probs, text = drawn(seed, slots=0)
+    for size in (1, 7, len(wanted) + 5):
+        nodes, parents, scores, counts = fst.calibrated_tree_batch(
+            tokens[None], log_probs[None], model, [index_of(text)], weights, size, [text[-3:]], further=3,
+            proposals=proposals,
+        )  # fmt: skip
+        assert counts.tolist() == [min(size, len(wanted))]
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(nodes[0].tolist(), parents[0].tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        np.testing.assert_allclose(scores[0], [score for score, _ in wanted[:size]], rtol=1e-5, atol=1e-5)
+        assert len(set(paths)) == len(paths)
+        assert set(paths) <= {path for _, path in wanted}
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -319,6 +387,14 @@ def test_bad_input_is_refused(lm: fst.NgramModel) -> None:
             fst.calibrated_tree_batch(*batch, [index], weights, further=further)
     with pytest.raises(ValueError, match="further slots"):
         fst.describe_arcs(tokens, log_probs, lm, index, [0], further=-1)
+    for proposals in (-1, 65):
+        with pytest.raises(ValueError, match="0 to 64 proposals"):
+            fst.calibrated_tree_batch(*batch, [index], good, proposals=proposals)
+    empty = (np.empty((1, 0, 1), np.int32), np.empty((1, 0, 1)), lm)
+    with pytest.raises(ValueError, match="at least one slot, or further slots"):
+        fst.calibrated_tree_batch(*empty, [index], good)
+    with pytest.raises(ValueError, match="at least one slot"):
+        fst.best_first_tree_batch(*empty)
     with pytest.raises(ValueError, match="one text for each"):
         fst.calibrated_tree_batch(*batch, [], good)
     with pytest.raises(ValueError, match="num_nodes"):

@@ -15,10 +15,20 @@ from fst import FEATURES
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, lattice_files, needed_slots
-from latticebpd.measuring.calibrate import NEVER, Observations, _fitted, _observations, calibrate, following
+from latticebpd.measuring.calibrate import (
+    NEVER,
+    Observations,
+    _fitted,
+    _observations,
+    calibrate,
+    calibrate_texts,
+    following,
+)  # fmt: skip
 from latticebpd.scoring.calibrated import TextIndexes
 from latticebpd.scoring.calibration import Calibration, TreeSize, calibration_path, stored_calibration
+from latticebpd.scoring.rescoring import is_calibrated, text_scorer
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
 from tests.helpers.lattices import run_system
@@ -278,6 +288,40 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
         True,
     )
     assert json.loads(printed)["lattices"] == 8 * 59
+
+
+def own_texts(texts: int) -> Texts:
+    lattices = repetitive(texts)
+    sequence = np.asarray(lattices.sequence)
+    rows = [lattices.context_of(int(np.flatnonzero(sequence == number)[-1])) for number in range(texts)]
+    return Texts.of_rows(rows, [10] * texts)
+
+
+def test_texts_alone_calibrate_trees_for_models_without_heads() -> None:
+    texts = own_texts(40)
+    alone, reliability = calibrate_texts(texts, None, positions=10_000)
+    ruled, _ = calibrate_texts(texts, LM, positions=100)
+    assert (alone.without_lattices, alone.proposals, len(alone.weights)) == (True, 0, 1)
+    assert ruled.proposals > 0
+    assert alone.examples == tuple(range(40))
+    assert alone.nats[0] < 1.2  # of 23 tokens
+    often = reliability.count > 500
+    assert often.sum() >= 3
+    np.testing.assert_allclose(reliability.predicted[often], reliability.observed[often], atol=0.06)
+
+
+def test_command_calibrates_the_texts_that_distill_writes(run: Run, tmp_path: Path, file: Path) -> None:
+    lm, texts = tmp_path / "lm.fst", tmp_path / "texts.npz"
+    LM.save(lm)
+    own_texts(12).save(texts)
+    status, _, err = run("calibrate", texts, "--lm", lm, "--write")
+    assert status == 0, err
+    assert "calibration of trees without heads, on 12 texts, stored" in " ".join(err.split())
+    scorer = text_scorer(lm)
+    assert scorer.calibration == stored_calibration(lm)
+    assert not is_calibrated(lm)  # for lattices
+    status, _, err = run("calibrate", texts, file, "--lm", lm)
+    assert (status, "expected lattices or texts, got both kinds" in err) == (2, True)
 
 
 def test_too_little_is_refused(run: Run, file: Path, tmp_path: Path) -> None:
