@@ -24,7 +24,7 @@ from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.family import LatticeProposer, LoadOptions
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
-from latticebpd.drafters.system_names import CALIBRATED, drafter_named
+from latticebpd.drafters.system_names import CALIBRATED, COPIES, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import as_numpy
@@ -90,14 +90,15 @@ class Loaded:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """Of calls on this machine, measured now, or on the same day for a downloaded model: default trees are cut by
-        them, since every token of a pass over quantized weights costs; None: they are not cut."""
-        if self.lm is None or not self._costs_count:
+        """Of calls on this machine, measured now, or on the same day for a downloaded model or a GGUF file: default
+        drafts are cut by them, since every token of a pass over quantized weights costs; None: they are not cut."""
+        if not self._costs_count:
             return None
-        if not self.lm.is_relative_to(cache_folder()):
+        if self.weights != GGUF and not self.folder.is_relative_to(cache_folder()):
             return self._measured_costs()
-        settings = repr((self.path, self.weights, processor(), machine_settings())).encode()
-        return kept_costs(self.lm.with_name(f"costs-{crc32(settings):08x}.json"), self._measured_costs)
+        version = (self.folder.resolve(), self.folder.stat().st_mtime_ns)
+        settings = repr((*version, self.weights, self.default_system(), processor(), machine_settings())).encode()
+        return kept_costs(cache_folder() / "costs" / f"{crc32(settings):08x}.json", self._measured_costs)
 
     def _measured_costs(self) -> CostCurve:
         name = self.default_system()
@@ -107,7 +108,7 @@ class Loaded:
 
     @property
     def _costs_count(self) -> bool:
-        return self.weights in (INT8, GGUF) and is_calibrated(self.lm) and self.source is not None
+        return self.weights in (INT8, GGUF) and (self.source is None or is_calibrated(self.lm))
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
@@ -137,7 +138,7 @@ class Loaded:
         slots: the first so many slots only; by default what a calibration says that its trees need, else all.
         alpha: weight of the language model; by default the stored one.
         costs: of passes: trees are cut to the size that promises the most tokens a second; by default
-            :attr:`costs` for a calibrated default system of unspecified size.
+            :attr:`costs` for a default system of unspecified size that is calibrated or copies.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
 
@@ -146,7 +147,8 @@ class Loaded:
             source = None if self.source is None else self.source.with_shape(*shape)
             return drafter_named(name, source, self.lm, alpha, costs=cut_by)
 
-        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
+        is_default = system is None and num_nodes is None and costs is None
+        if is_default and name.endswith((CALIBRATED, COPIES)) and self._costs_count:
             # Measured once there is a draft to cut, after the first token.
             return named(None, lambda: (named(self.costs), cast("CostCurve", self.costs)))
         return named(costs, costs)

@@ -12,6 +12,7 @@ import torch
 
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, load
 from latticebpd.drafters import HeadLattices, LatticeDrafter, bundled
+from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
 from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
@@ -22,8 +23,10 @@ from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
+from tests.helpers.block_drafters import ENGINE_SHAPE, tiny_target
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.engine_models import stock
+from tests.helpers.gguf_files import LETTERS, written
 from tests.helpers.tiny_families import VOCABULARY
 from tests.helpers.tokenizers import letters, saved_with_letters
 
@@ -78,6 +81,25 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert len(rounded.draft(TEXT)) == 16
     greedy = rounded.generate(TEXT, NoDrafter(), max_new_tokens=24)
     assert rounded.generate(TEXT, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+
+
+def test_default_copies_of_a_gguf_file_are_cut_by_costs_that_are_measured_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATTICEBPD_CACHE", str(tmp_path / "cache"))
+    written(file := tmp_path / "model.gguf", tiny_target(vocab_size=261, **ENGINE_SHAPE), {}, tokenizer=LETTERS)
+    first, again = load(file), load(file)
+    default = first.drafter()
+    assert isinstance(default, CostAwareDrafter)
+    assert isinstance(default.drafter, PromptNgramDrafter)
+    assert first.costs is not None
+    assert first.costs == again.costs
+    assert first.costs.drafting[0] > 0
+    for named in (first.drafter("16-copies"), first.drafter(num_nodes=16)):
+        assert isinstance(named, PromptNgramDrafter)
+    ids = [5, 6, 7, 8] * 4
+    greedy = first.generate(ids, NoDrafter(), max_new_tokens=24)
+    assert first.generate(ids, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
 
 
 def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path) -> None:
