@@ -29,7 +29,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import as_numpy
 from latticebpd.machine import machine_settings, processor
-from latticebpd.models.catalogue import GGUF_NAME, cache_folder, resolved
+from latticebpd.models.catalogue import BUNDLED, GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_target, tokenizer_for
@@ -40,8 +40,6 @@ from latticebpd.scoring.rescoring import is_calibrated
 if TYPE_CHECKING:
     import torch
 
-BUNDLED = "bundled"
-"""Name of the bundled model."""
 FIRST_DRAFT_TOKENS = 64
 """Tokens that a first draft has room for."""
 MEASURED_WIDTHS, MEASURED_CONTEXT = (1, 3, 9, 17), 32
@@ -258,7 +256,7 @@ def load(
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
     name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd models``;
-        None is the bundled model.
+        ``"bundled"`` or None is the bundled model.
     lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if it
         exists.
     dtype, device: of a model on PyTorch: ``"float16"`` or ``torch.float16``, ``"cuda"``; by default float32 on the CPU.
@@ -276,6 +274,8 @@ def load(
         >>> loaded = load()                          # doctest: +SKIP
         >>> loaded.draft("The history of the city")  # doctest: +SKIP
     """
+    if name is not None and resolved(name) == bundled.MODEL != Path(name):
+        name = None
     path = Path(bundled.MODEL if name is None else name)
     folder = Path(resolved(path))
     family = family_beside(folder) if drafter is None else family_of(Path(drafter))

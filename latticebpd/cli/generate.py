@@ -59,6 +59,7 @@ def generate(
     quiet_transformers()
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.loading import load
+    from latticebpd.models.catalogue import BUNDLED
 
     rule = model_options.sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
@@ -92,7 +93,7 @@ def generate(
 
         shown = TracedDecode("The decode", text, written, read_calls(loaded.target, ids, result, scorer_of(drafter)))
         name = system or loaded.default_system(alpha, by_cost=costs is not None)
-        how = f"{'bundled model' if model is None else loaded.name} · {name}"
+        how = f"{'bundled model' if loaded.name == BUNDLED else loaded.name} · {name}"
         how += f" · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:

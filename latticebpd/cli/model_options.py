@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LM: Any = typer.Option(None, help="FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model.")
 ALPHA: Any = typer.Option(None, min=0.0, help="Weight of --lm; by default the one stored for the system, else 1.")
 MODEL: Any = typer.Option(
-    None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default the bundled model."
+    None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default `bundled`, a toy model."
 )
 K: Any = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; by default 16, more for larger calibrated trees.")
 CHAT: Any = typer.Option(None, help="Format texts in the tokenizer's chat template; by default if it has one.")
@@ -45,8 +45,7 @@ SYSTEM: Any = typer.Option(
     help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language "
     "model), N-copies (prompt lookup, any model), greedy. By default, with heads: 16-calibrated if calibrated, else "
     "copies+16-tree; without heads: 16-copies; with a drafter model: 16-tree, 16-calibrated if --lm was calibrated for "
-    "it, vanilla if it fills masks. With quantized weights, default calibrated trees and copies are cut to the size that "
-    "pays off.",
+    "it, vanilla if it fills masks. With quantized weights these calibrated trees and copies are cut to what pays off.",
 )  # fmt: skip
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
 TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")

@@ -20,9 +20,9 @@ from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.lattices.values import as_numpy
-from latticebpd.loading import BUNDLED, Loaded
+from latticebpd.loading import Loaded
 from latticebpd.machine import machine_settings
-from latticebpd.models.catalogue import CATALOGUE
+from latticebpd.models.catalogue import BUNDLED, CATALOGUE
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import TransformersModel

@@ -19,6 +19,7 @@ from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.models.catalogue import model_folder
 from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
@@ -159,6 +160,17 @@ def test_names_of_the_catalogue_and_unknown_ones_mean_what_they_mean_on_the_comm
     assert first == again  # measured once a day
     with pytest.raises(ValueError, match="expected the directory of a model"):
         load("./no-such-folder")
+
+
+def test_the_bundled_model_has_a_name_unless_a_directory_is_called_so(
+    toy: Loaded, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = load("bundled")
+    assert (named.name, named.path, named.folder, named.lm) == (toy.name, toy.path, toy.folder, toy.lm)
+    assert load_stock("bundled").num_parameters() == load_stock(bundled.MODEL).num_parameters()
+    whole.rename(tmp_path / "bundled")
+    monkeypatch.chdir(tmp_path)
+    assert load("bundled").lm == Path("bundled/lm.fst")
 
 
 def test_gguf_file_is_a_model_too(tmp_path: Path) -> None:
