@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def generate(
     non-autoregressive drafter.
 
     Example: [bold]latticebpd generate "The history of the city" --system 16-best --show-blocks[/bold]
-    Example: [bold]latticebpd generate "What is a lattice?" --model smollm2-135m[/bold]
+    Example: [bold]latticebpd generate "What is photosynthesis?" --model smollm2-135m[/bold]
     Example: [bold]latticebpd generate "A dog runs." --model translator --drafter-model drafter --accept beta:3,1[/bold]
     """
     text = _text(prompt, file)
@@ -72,10 +73,12 @@ def generate(
     answers = loaded.in_chat or loaded.target.is_encoder_decoder
     streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)
     ids = loaded.encode(text)
+    begun = time.perf_counter()
     result = loaded.generate(
         ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
         trace=trace is not None,
     )  # fmt: skip
+    seconds = time.perf_counter() - begun
     written = result.tokens[0, result.prompt_length :].tolist()
     if json:
         record = {
@@ -85,6 +88,8 @@ def generate(
             "block_efficiency": result.block_efficiency if result.num_calls else None,
             "accept_counts": result.accept_counts.tolist(),
             "verified_tokens": result.verified_tokens,
+            "seconds": seconds,
+            "tokens_per_second": result.num_tokens / seconds,
         }
         print_json(record)
     if trace is not None:
@@ -98,7 +103,8 @@ def generate(
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         calls = f"{result.num_calls} calls{' after the prefill' * all(result.prefilled)}"
-        err.print(f"{result.num_tokens} tokens in {calls}, weights: {loaded.weights}", style="dim")
+        speed = f"{result.num_tokens / seconds:.1f} tokens/s"
+        err.print(f"{result.num_tokens} tokens in {calls}, {speed}, weights: {loaded.weights}", style="dim")
 
 
 def _text(prompt: str | None, file: Path | None) -> str:

