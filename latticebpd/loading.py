@@ -31,7 +31,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import as_numpy
 from latticebpd.machine import machine_settings, processor
-from latticebpd.models.catalogue import GGUF_NAME, cache_folder, resolved
+from latticebpd.models.catalogue import BUNDLED, GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_target, tokenizer_for
@@ -42,8 +42,6 @@ from latticebpd.scoring.rescoring import is_calibrated
 if TYPE_CHECKING:
     import torch
 
-BUNDLED = "bundled"
-"""Name of the bundled model."""
 FIRST_DRAFT_TOKENS = 64
 """Tokens that a first draft has room for."""
 MEASURED_WIDTHS, MEASURED_CONTEXT = (1, 3, 9, 17), 32
@@ -92,15 +90,15 @@ class Loaded:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """Of calls on this machine, measured now, or on the same day for a downloaded model: default trees are cut by
-        them, since every token of a pass over quantized weights costs; None: they are not cut."""
+        """Of calls on this machine, measured now, or on the same day for a downloaded model or a GGUF file: default
+        drafts are cut by them, since every token of a pass over quantized weights costs; None: they are not cut."""
         if not self._costs_count:
             return None
-        kept = self.folder if self.folder.is_dir() else cache_folder()  # a file may lie in anybody's folder
-        if not kept.is_relative_to(cache_folder()):
+        if self.weights != GGUF and not self.folder.is_relative_to(cache_folder()):
             return self._measured_costs()
-        settings = repr((self.path, self.weights, processor(), machine_settings())).encode()
-        return kept_costs(kept / f"costs-{crc32(settings):08x}.json", self._measured_costs)
+        version = (self.folder.resolve(), self.folder.stat().st_mtime_ns)
+        settings = repr((*version, self.weights, self.default_system(), processor(), machine_settings())).encode()
+        return kept_costs(cache_folder() / "costs" / f"{crc32(settings):08x}.json", self._measured_costs)
 
     def _measured_costs(self) -> CostCurve:
         name = self.default_system()
@@ -150,7 +148,8 @@ class Loaded:
             shape = lattice_shape(k, slots, name, self.lm, shaped_by)
             return drafter_named(name, self.source.with_shape(*shape), self.lm, alpha, costs=cut_by)
 
-        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
+        is_default = system is None and num_nodes is None and costs is None
+        if is_default and name.endswith(CALIBRATED) and self._costs_count:
             # Measured once there is a draft to cut, after the first token.
             return named(None, lambda: (named(self.costs), cast("CostCurve", self.costs)))
         return named(costs, costs)
@@ -265,7 +264,7 @@ def load(
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
     name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd models``;
-        None is the bundled model.
+        ``"bundled"`` or None is the bundled model.
     lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if it
         exists.
     dtype, device: of a model on PyTorch: ``"float16"`` or ``torch.float16``, ``"cuda"``; by default float32 on the CPU.
@@ -283,6 +282,8 @@ def load(
         >>> loaded = load()                          # doctest: +SKIP
         >>> loaded.draft("The history of the city")  # doctest: +SKIP
     """
+    if name is not None and resolved(name) == bundled.MODEL != Path(name):
+        name = None
     path = Path(bundled.MODEL if name is None else name)
     folder = Path(resolved(path))
     family = family_beside(folder) if drafter is None else family_of(Path(drafter))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 # Two threads of a test may share one processor, so one that waits for the other must sleep; read as PyTorch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,6 +14,7 @@ import torch
 
 from latticebpd.cli import main
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.models.catalogue import cache_folder
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 
@@ -33,6 +35,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_runtest_setup() -> None:
     """Before its fixtures: what a test draws without a seed of its own is the same in every order of tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's downloaded models, but a folder of costs that is gone after the tests."""
+    folder, downloaded = tmp_path_factory.mktemp("cache"), cache_folder() / "models"
+    (folder / "models").symlink_to(downloaded)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LATTICEBPD_CACHE", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

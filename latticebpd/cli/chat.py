@@ -59,7 +59,6 @@ def chat(
         rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
         conversation = Chat(loaded, model_options.named_drafter(loaded, system, lm, None))
-        _ = loaded.costs if system is None else None  # measured before the first answer, whose speed is printed
     in_terminal = _in_terminal()
     if in_terminal:
         with suppress(ImportError):

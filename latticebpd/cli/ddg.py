@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
-from latticebpd.cli.model_options import IGNORE_BEAMS
+from latticebpd.cli.jacobi_inputs import FILE, LM, InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.model_options import IGNORE_BEAMS, MODEL
 from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
@@ -20,8 +20,8 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def ddg(
-    file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
-    model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
+    file: Path | None = FILE,
+    model: Path | None = MODEL,
     output: list[Path] = typer.Option(
         [], "--output", "-o", callback=writable_file, help="Page (.html) or pictures (.png, .svg, .pdf); repeatable."
     ),
@@ -29,7 +29,7 @@ def ddg(
     widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
     initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
-    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
+    lm: Path | None = LM,
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
@@ -42,6 +42,7 @@ def ddg(
 ) -> None:
     """Draw decoding dependency graphs: every token after each Jacobi iteration, and the tokens that it depended on.
 
+    Example: [bold]latticebpd ddg --limit 2 -o graphs.html[/bold]
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """
     if wrong := [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]:
@@ -77,7 +78,7 @@ def ddg(
             on_progress(0)
     statistics = corpus_statistics(sentences)
     block = "whole text" if block_size is None else f"blocks of {block_size}"
-    about = {"model": model.name, "decoded": block, "initial": initial.value}
+    about = {"model": loaded.name, "decoded": block, "initial": initial.value}
     settings = settings_line(served, **about, texts=len(texts), max_new_tokens=max_new_tokens)
     for path in output:
         from latticebpd.report.dependency_plots import graphs_page, picture

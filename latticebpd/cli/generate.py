@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def generate(
     non-autoregressive drafter.
 
     Example: [bold]latticebpd generate "The history of the city" --system 16-best --show-blocks[/bold]
-    Example: [bold]latticebpd generate "What is a lattice?" --model smollm2-135m[/bold]
+    Example: [bold]latticebpd generate "What is photosynthesis?" --model smollm2-135m[/bold]
     Example: [bold]latticebpd generate "A dog runs." --model translator --drafter-model drafter --accept beta:3,1[/bold]
     """
     text = _text(prompt, file)
@@ -59,6 +60,7 @@ def generate(
     quiet_transformers()
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.loading import load
+    from latticebpd.models.catalogue import BUNDLED
 
     rule = model_options.sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
@@ -71,10 +73,12 @@ def generate(
     answers = loaded.in_chat or loaded.target.is_encoder_decoder
     streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)
     ids = loaded.encode(text)
+    begun = time.perf_counter()
     result = loaded.generate(
         ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
         trace=trace is not None,
     )  # fmt: skip
+    seconds = time.perf_counter() - begun
     written = result.tokens[0, result.prompt_length :].tolist()
     if json:
         record = {
@@ -84,6 +88,8 @@ def generate(
             "block_efficiency": result.block_efficiency if result.num_calls else None,
             "accept_counts": result.accept_counts.tolist(),
             "verified_tokens": result.verified_tokens,
+            "seconds": seconds,
+            "tokens_per_second": result.num_tokens / seconds,
         }
         print_json(record)
     if trace is not None:
@@ -92,12 +98,13 @@ def generate(
 
         shown = TracedDecode("The decode", text, written, read_calls(loaded.target, ids, result, scorer_of(drafter)))
         name = system or loaded.default_system(alpha, by_cost=costs is not None)
-        how = f"{'bundled model' if model is None else loaded.name} · {name}"
+        how = f"{'bundled model' if loaded.name == BUNDLED else loaded.name} · {name}"
         how += f" · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         calls = f"{result.num_calls} calls{' after the prefill' * all(result.prefilled)}"
-        err.print(f"{result.num_tokens} tokens in {calls}, weights: {loaded.weights}", style="dim")
+        speed = f"{result.num_tokens / seconds:.1f} tokens/s"
+        err.print(f"{result.num_tokens} tokens in {calls}, {speed}, weights: {loaded.weights}", style="dim")
 
 
 def _text(prompt: str | None, file: Path | None) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
-from latticebpd.cli.model_options import IGNORE_BEAMS
+from latticebpd.cli.jacobi_inputs import FILE, LM, InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.model_options import IGNORE_BEAMS, MODEL
 from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
@@ -31,14 +31,14 @@ class Algorithm(StrEnum):
 
 
 def jacobi(
-    file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
-    model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
+    file: Path | None = FILE,
+    model: Path | None = MODEL,
     algorithm: Algorithm = typer.Option(Algorithm.hybrid, help="All text at once, blocks, or blocks and then tokens."),
     block_size: int = typer.Option(3, min=1, help="Tokens solved together (not with jacobi)."),
     max_length: int = typer.Option(256, min=0, help="Tokens decoded in blocks before single ones (hybrid)."),
     length: str = typer.Option("estimate", help="Target length (not hybrid): number, `estimate`, `known` (greedy's)."),
     initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
-    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
+    lm: Path | None = LM,
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
@@ -59,6 +59,7 @@ def jacobi(
 
     Prints the speedup over greedy and beam search, measured in the same run.
 
+    Example: [bold]latticebpd jacobi --initial heads[/bold]
     Example: [bold]latticebpd jacobi test.jsonl --model translator --source en --target de -o test.de[/bold]
     """
     texts, right = read_texts(file, source, target, references, limit)
@@ -119,7 +120,7 @@ def jacobi(
         signature = str(bleu.get_signature())
     target_length = "not needed" if algorithm is Algorithm.hybrid else length
     options = {"texts": len(inputs), "batch_size": batch_size, "max_new_tokens": max_new_tokens}
-    settings = settings_line(served, model=model.name, **options, length=target_length)
+    settings = settings_line(served, model=loaded.name, **options, length=target_length)
     record = _record(runs, name, scores, signature, settings)
     if json:
         print_json({**record, "texts": written[name]})

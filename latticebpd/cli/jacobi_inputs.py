@@ -7,13 +7,23 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from latticebpd.checks import expect
+from latticebpd.drafters import bundled
 from latticebpd.lattices.json_files import read_json_lines
 
 if TYPE_CHECKING:
     from latticebpd.jacobi import Initial
     from latticebpd.loading import Loaded
     from latticebpd.models.transformers.transformers_model import TransformersModel
+
+FILE: Any = typer.Argument(
+    None, help="Texts to translate or continue: one a line, or a .jsonl file; by default the bundled prompts."
+)
+LM: Any = typer.Option(
+    None, help="n-gram model, FST or ARPA, for --initial ngram (by default lm.fst next to the model) or heads."
+)
 
 
 class InitialName(StrEnum):
@@ -28,12 +38,15 @@ class InitialName(StrEnum):
 
 
 def read_texts(
-    path: Path, source: str, target: str | None, references: Path | None, limit: int | None
+    path: Path | None, source: str, target: str | None, references: Path | None, limit: int | None
 ) -> tuple[list[str], list[str] | None]:
-    """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects.
+    """The texts of a file, one a line, and references if any; of a ``.jsonl`` file two fields of its objects. Without
+    a file those are the bundled prompts.
 
     ValueError for a line without text, no text at all, or another number of references.
     """
+    if path is None:
+        path, source = bundled.PROMPTS, "text"
     if path.suffix == ".jsonl":
         inputs, targets = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
     else:
@@ -87,7 +100,7 @@ def initial_values(
             raise ValueError(f"expected a model with heads for --initial heads, got one without; {advice}")
         return DraftedInitial(drafter_named("1-best", loaded.lattice_source(k), lm, alpha))
     if name is InitialName.ngram:
-        scorer = as_scorer(lm)
+        scorer = as_scorer(loaded.lm if lm is None else lm)
         if not isinstance(scorer, NgramScorer) or scorer.lm is None:
             raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
         fingerprint = None if loaded.source is None else loaded.source.fingerprint

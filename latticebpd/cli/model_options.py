@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LM: Any = typer.Option(None, help="FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model.")
 ALPHA: Any = typer.Option(None, min=0.0, help="Weight of --lm; by default the one stored for the system, else 1.")
 MODEL: Any = typer.Option(
-    None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default the bundled model."
+    None, help="Directory, .gguf file, Hub id, or a name of `latticebpd models`; by default `bundled`, a toy model."
 )
 K: Any = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot; by default 16, more for larger calibrated trees.")
 CHAT: Any = typer.Option(None, help="Format texts in the tokenizer's chat template; by default if it has one.")
@@ -43,9 +43,9 @@ WEIGHTS: Any = typer.Option(
 SYSTEM: Any = typer.Option(
     None, "--system", "-s",
     help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language "
-    "model), N-copies (prompt lookup, any model), greedy. By default, with heads: 16-calibrated if calibrated (with "
-    "quantized weights cut to the size that pays off), else copies+16-tree; without heads: 16-copies; with a drafter "
-    "model: 16-tree, 16-calibrated if --lm was calibrated for it, vanilla if it fills masks.",
+    "model), N-copies (prompt lookup, any model), greedy. By default, with heads: 16-calibrated if calibrated, else "
+    "copies+16-tree; without heads: 16-copies; with a drafter model: 16-tree, 16-calibrated if --lm was calibrated for "
+    "it, vanilla if it fills masks. With quantized weights these calibrated trees and copies are cut to what pays off.",
 )  # fmt: skip
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
 TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")
@@ -70,11 +70,14 @@ def sampling_rule(
 
 
 def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:
-    """The drafter of a system, by default the model's; ``--lm`` and ``--alpha`` are refused where they do nothing."""
+    """The drafter of a system, by default the model's; ``--lm`` and ``--alpha`` are refused where they do nothing.
+    The costs that it cuts drafts by are measured now, so that they count in no speed that is printed."""
     from latticebpd.drafters.system_names import rescores
 
     name = system or loaded.default_system(alpha, by_cost=options.get("costs") is not None)
     for option, value in (("--lm", lm), ("--alpha", alpha)):
         wanted = f"{option} with a system that rescores, such as 16-best or 64-tree"
         expect(value is None or rescores(name), wanted, repr(name), "leave it out")
-    return loaded.drafter(system, alpha=alpha, **options)
+    drafter = loaded.drafter(system, alpha=alpha, **options)
+    _ = getattr(drafter, "costs", None)
+    return drafter

@@ -26,13 +26,19 @@ class PausedDecode:
 
     seconds: that it has run, pauses apart.  tokens: written so far.  result: None until it has ended.
 
-    decode: the decode, by its streamer. text_of: tokens -> text. before: text that the decode continues.
+    decode: the decode, by its streamer. text_of: tokens -> text. before: text that the decode continues. about: words
+        below the name.
     """
 
     def __init__(
-        self, name: str, decode: Callable[[Any], Generated], text_of: Callable[[list[int]], str], before: str = ""
+        self,
+        name: str,
+        decode: Callable[[Any], Generated],
+        text_of: Callable[[list[int]], str],
+        before: str = "",
+        about: str = "",
     ) -> None:
-        self.name, self.seconds, self.tokens = name, 0.0, 0
+        self.name, self.about, self.seconds, self.tokens = name, about, 0.0, 0
         self.result: Generated | None = None
         self._prompt_seen = False
         self._decode, self._text, self._begun, self._error = decode, Text(), 0.0, list[BaseException]()
@@ -50,7 +56,8 @@ class PausedDecode:
 
     def column(self) -> Text:
         rate = f"{self.tokens / self.seconds:.1f} tokens/s" if self.tokens else ""
-        return Text.assemble((self.name, "bold"), "  ", (rate, "bold cyan"), "\n\n", self._text)
+        about = (f"{self.about}\n" if self.about else "", "dim")
+        return Text.assemble((self.name, "bold"), "  ", (rate, "bold cyan"), "\n", about, "\n", self._text)
 
     def _run(self) -> None:
         self._continue()

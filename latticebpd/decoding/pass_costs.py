@@ -141,6 +141,7 @@ def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:
             return CostCurve.load(file)
     costs = measure()
     with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
         costs.save(file)
     return costs
 

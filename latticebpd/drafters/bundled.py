@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-ASSETS = Path(__file__).parent.parent / "assets"
-MODEL = ASSETS / "model"
+from latticebpd.models import catalogue
+
+ASSETS, MODEL = catalogue.ASSETS, catalogue.BUNDLED_FOLDER
 TOKENIZER = MODEL / "tokenizer.json"
 LM = ASSETS / "lm.fst"
 PROMPTS = ASSETS / "prompts.jsonl"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from latticebpd.decoding.loop import Generated, Step, generate
 from latticebpd.drafters.cost_aware import CostAwareDrafter
@@ -23,6 +23,9 @@ from latticebpd.models.target_model import AnyModel, target_model
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class End(Enum):

@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -24,6 +25,9 @@ from fst.files import copy, locked, temporary_beside
 from latticebpd.checks import expect
 
 ASSETS = Path(__file__).parent.parent / "assets"
+BUNDLED = "bundled"
+"""Name of the bundled model, which is always here."""
+BUNDLED_FOLDER = ASSETS / "model"
 GGUF_NAME = "model.gguf"
 """The file that a folder's weights were converted from, next to them: the CPU engine reads its blocks."""
 EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
@@ -76,14 +80,19 @@ def model_folder(name: str) -> Path:
 
 
 def resolved(model: str | os.PathLike[str]) -> Path | str:
-    """What ``--model`` names: an existing path, the folder of a model of the catalogue, or a model of the hub.
+    """What ``--model`` names: an existing path, the folder of the bundled model or of one of the catalogue, or a model
+    of the hub.
 
     ValueError for other names, and for models of the catalogue that were not downloaded.
     """
     name = os.fspath(model)
     if Path(name).exists():
         return Path(name)
+    if name == BUNDLED:
+        return BUNDLED_FOLDER
     if name not in CATALOGUE:
+        for meant in get_close_matches(name.lower(), (BUNDLED, *CATALOGUE), n=1, cutoff=0.8):
+            raise ValueError(f"{name}: no such directory, file or model; did you mean {meant}?")
         return at_hub(name)
     folder = model_folder(name)
     if not folder.is_dir():

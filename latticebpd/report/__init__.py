@@ -7,14 +7,17 @@ make_report(measurements, title="my heads").write("report")    # report/report.h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from latticebpd._version import __version__
 from latticebpd.checks import extra_module
-from latticebpd.measuring.model_decodes import Decoded
 from latticebpd.report.measurements import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
 from latticebpd.report.trace import TracedDecode, trace_page, write_trace
 from latticebpd.report.wording import system_label
+
+if TYPE_CHECKING:
+    from latticebpd.measuring.model_decodes import Decoded
 
 __all__ = ["DataSet", "Measurements", "Options", "TracedDecode", "make_report", "measure", "trace_page", "write_trace"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import fst
 from fst.processors import ignore
@@ -20,24 +19,30 @@ from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.lattices.values import as_numpy
-from latticebpd.loading import BUNDLED, Loaded
+from latticebpd.loading import Loaded
 from latticebpd.machine import machine_settings
-from latticebpd.models.catalogue import CATALOGUE
+from latticebpd.models.catalogue import BUNDLED, CATALOGUE
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_stock
-from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.models.weight_kinds import EXACT
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, as_tuned, is_calibrated
 
+if TYPE_CHECKING:
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+
+DEFAULT, GREEDY, ORACLE, GENERATE = "default", "greedy", "oracle", "generate()"
+"""Systems by name; the last one is no drafting system but ``transformers`` itself."""
 SMALL = 16
-"""Nodes of the small tree: what a processor reads about as fast as one token."""
+"""Nodes of the small trees, and of copies."""
 SHOWN = "### -Value\n\nSpecifies the name of the"
 """What the bundled model continues before the table: a beginning in the style of its training text, chosen among
 thousands for the readability of the greedy text that follows. The table's prompts are others, held-out passages."""
 SHOWN_TITLE = "The beginning of a help page, which the model continues; the table has other prompts"
 SHOWN_TOKENS = 55
 """Where that text's block ends; then the model begins to repeat itself."""
+SHOWN_TASK = "question"
+"""Of the questions, the one that is shown to be answered: by its passage, from which drafts can copy."""
 QUESTIONS = bundled.ASSETS / "questions.jsonl"
 
 
@@ -45,9 +50,9 @@ QUESTIONS = bundled.ASSETS / "questions.jsonl"
 class Settings:
     """How to decode.
 
-    max_new_tokens: per prompt. k: arcs per slot. p: drafts of the p-best systems; None leaves these out. num_nodes: of
-    the tree. threads: for the model; None takes what PyTorch would. num_prompts: of those that there are, the first.
-    every_system: False leaves out those that say least.
+    max_new_tokens: per prompt. k: arcs per slot of all systems but the default. p: drafts of the p-best systems; None
+    leaves these out. num_nodes: of the tree. threads: for the model; None takes what PyTorch would. num_prompts: of
+    those that there are, the first. every_system: False leaves out those that say least.
     """
 
     max_new_tokens: int
@@ -62,9 +67,9 @@ class Settings:
 TOY = Settings(max_new_tokens=64, k=16, p=16, num_nodes=64, threads=1, num_prompts=8, every_system=True)
 """For the bundled model, which is so small that one thread is as fast as two."""
 REAL = Settings(
-    max_new_tokens=48, k=32, p=None, num_nodes=SMALL, threads=None, num_prompts=4, every_system=False
+    max_new_tokens=64, k=32, p=None, num_nodes=SMALL, threads=None, num_prompts=4, every_system=False
 )  # fmt: skip
-"""For any other: what a model of 135M parameters decodes in a minute and a half on two cores."""
+"""For any other: what a model of 135M parameters decodes in half a minute on two cores, and on busy ones in 90 s."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +123,18 @@ class SystemResult:
 class Demo:
     """Results of a demo run.
 
-    generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
+    default: what the default system is, in words.
+    generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts; None: not run.
     texts_equal: whether every system's text was that of greedy decoding with the same weights, token for token.
     texts_of_generate: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
     seconds, processor_seconds: of all decodes: by the clock, and of the thread that decodes.
     """
 
     signature: dict[str, Any]
-    generate_tokens_per_second: float
+    default: str
+    generate_tokens_per_second: float | None
     texts_equal: bool
-    texts_of_generate: int
+    texts_of_generate: int | None
     left_out: tuple[str, ...]
     seconds: float
     processor_seconds: float
@@ -139,61 +146,71 @@ class Demo:
         return self.seconds > 1.2 * self.processor_seconds
 
 
-def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
-    """The systems of the table, as readers and as `drafter_named` call them; the oracle comes after them.
+def system_names(loaded: Loaded, settings: Settings) -> dict[str, str | None]:
+    """The systems of the table, as readers and as `Loaded.drafter` call them; the default, None, is the first.
 
-    Those of the bundled model's table draft from the heads only, but for "copies + tree", which also copies from the
-    context: no part of blockwise decoding, but what one would run.
+    Those of the bundled model's table draft from the heads only, but for the default and "copies + tree", which also
+    copy from the context: no part of blockwise decoding, but what one would run.
     """
-    if loaded.source is None:
-        return {"greedy": "greedy", "copies": f"{SMALL}-copies"}
-    names = {"greedy": "greedy"} | ({"vanilla BPD": "vanilla"} if settings.every_system else {})
-    suffix, p = "" if loaded.lm else ":0-gram", settings.p
-    order = f"{_ngram_model(loaded.lm).order}-gram" if loaded.lm else None
-    if order and settings.every_system:
-        names[order] = "1-best"
-    if p:
-        names[f"{p}-best 0-gram"] = f"{p}-best:0-gram"
-    if p and order:
-        names[f"{p}-best {order}"] = f"{p}-best"
-    for nodes in (settings.num_nodes, SMALL):
-        names[f"{nodes}-node tree"] = f"{nodes}-tree{suffix}"
-    if loaded.name != BUNDLED:
-        names["copies"] = f"{SMALL}-copies"
-    if settings.every_system:
-        names["copies + tree"] = f"copies+{SMALL}-tree{suffix}"
-    if is_calibrated(loaded.lm):
-        names["calibrated tree"] = f"{SMALL}-calibrated"
-    return names
+    names: dict[str, str | None] = {DEFAULT: None, GREEDY: GREEDY}
+    every, p = settings.every_system, settings.p
+    if loaded.source is not None:
+        order = f"{_ngram_model(loaded.lm).order}-gram" if loaded.lm else None
+        calibrated = is_calibrated(loaded.lm)
+        if every:
+            names |= {"vanilla BPD": "vanilla"} | ({order: "1-best"} if order else {})
+        if p:
+            names |= {f"{p}-best 0-gram": f"{p}-best:0-gram"} | ({f"{p}-best {order}": f"{p}-best"} if order else {})
+        if every or not calibrated:
+            names |= {f"{nodes}-node tree": f"{nodes}-tree" for nodes in (settings.num_nodes, SMALL)}
+        if calibrated:
+            names[f"{SMALL}-node calibrated tree"] = f"{SMALL}-calibrated"
+        if every:
+            names["copies + tree"] = f"copies+{SMALL}-tree"
+    if loaded.name != BUNDLED and (every or loaded.source is not None):
+        names[f"{SMALL}-node copies"] = f"{SMALL}-copies"
+    if loaded.source is not None and every:
+        names[ORACLE] = ORACLE
+    is_cut = loaded.costs is not None
+    return {label: name for label, name in names.items() if is_cut or name != loaded.default_system()}
 
 
-def flagship(names: Iterable[str]) -> str:
-    """The one of the table's systems that one would run: calibrated trees, else the widest trees, else copies."""
-    names = list(names)
-    trees = (name for name in names if name.endswith("-node tree"))
-    return "calibrated tree" if "calibrated tree" in names else next(trees, "copies")
+def default_in_words(loaded: Loaded) -> str:
+    """What the default system is."""
+    name = loaded.default_system()
+    kinds = {"calibrated": "calibrated trees of heads, n-gram model and copies", "copies": "copies from the context"}
+    words = kinds.get(name.rpartition("-")[2])
+    system = f"--system {name}"
+    drafts = f"{words} ({system})" if words else system
+    return drafts + ", cut at every call to the drafts that pay off on this machine" * (loaded.costs is not None)
 
 
-def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
-    """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
-    drafters = {label: loaded.drafter(name, k=settings.k) for label, name in system_names(loaded, settings).items()}
-    if loaded.source is not None and settings.every_system:
-        drafters["oracle"] = OracleDrafter(loaded.lattice_source(settings.k), continuation)
-    return drafters
+def drafter_of(loaded: Loaded, settings: Settings, label: str, continuation: Sequence[int] = ()) -> Drafter:
+    """The drafter of one of the systems; continuation: greedy decoding's text after the prompt, for the oracle."""
+    name = system_names(loaded, settings)[label]
+    if name == ORACLE:
+        return OracleDrafter(loaded.lattice_source(settings.k), continuation)
+    return loaded.drafter() if name is None else loaded.drafter(name, k=settings.k)
 
 
 def show(loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any, name: str) -> Generated:
     """Decode one prompt with a system of the table, block by block into ``streamer``."""
-    drafter = systems(loaded, [0], settings)[name]
+    drafter = drafter_of(loaded, settings, name)
     return loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens, streamer=streamer)
 
 
 def shown_decode(loaded: Loaded, settings: Settings) -> tuple[DemoPrompt, Settings]:
     """The prompt whose decode is shown, and how to decode it: of the bundled model at most `SHOWN_TOKENS`."""
     if loaded.name != BUNDLED:
-        return prompts_of(loaded)[0], settings
+        return next(prompt for prompt in prompts_of(loaded) if prompt.title == SHOWN_TASK), settings
     prompt = DemoPrompt(SHOWN_TITLE, SHOWN, loaded.encode(SHOWN))
     return prompt, replace(settings, max_new_tokens=min(settings.max_new_tokens, SHOWN_TOKENS))
+
+
+def runs_generate(loaded: Loaded, settings: Settings) -> bool:
+    """Whether ``transformers`` decodes too: with the same weights, or with every system; its float32 weights of a
+    quantized model take the longest of all to load and to decode with."""
+    return settings.every_system or loaded.weights in EXACT
 
 
 def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object] = ignore) -> Demo:
@@ -203,51 +220,64 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object]
 
     on_run: called with the system's name before each decode.
     """
-    prompts = prompts_of(loaded)[: settings.num_prompts]
-    stock = _stock(loaded)
-    seconds: dict[str, float] = {}
-    results: dict[str, list[Generated]] = {}
-    exact, generate_texts = True, 0
-    generate_seconds, generate_tokens = 0.0, 0
-    _reference(loaded, stock, prompts[0], 4)  # warms up, as the next line does
-    for drafter in systems(loaded, [0], settings).values():
-        loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
+    prompts, names = prompts_of(loaded)[: settings.num_prompts], system_names(loaded, settings)
+    stock = _stock(loaded) if runs_generate(loaded, settings) else None
+    seconds = dict.fromkeys([*names, GENERATE], 0.0)
+    results: dict[str, list[Generated]] = {name: [] for name in names}
+    exact, generate_texts, generate_tokens = True, 0, 0
+    for name in names:  # warms up, as the next line does
+        loaded.generate(prompts[0].ids, drafter_of(loaded, settings, name, [0]), max_new_tokens=4)
+    if stock is not None:
+        _reference(loaded, stock, prompts[0], 4)
     begun, begun_processor = time.perf_counter(), time.thread_time()
     for prompt in prompts:
-        on_run("generate()")
-        started = time.perf_counter()
-        reference = _reference(loaded, stock, prompt, settings.max_new_tokens)
-        generate_seconds += time.perf_counter() - started
-        greedy = reference
-        written = reference[0, 1 if stock.is_encoder_decoder else len(prompt.ids) :].tolist()
-        generate_tokens += len(written)
-        for name, drafter in systems(loaded, written, settings).items():
+        written: list[int] = []
+        for name in names:
             on_run(name)
+            drafter = drafter_of(loaded, settings, name, written)
             started = time.perf_counter()
             out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-            results.setdefault(name, []).append(out)
-            greedy = out.tokens if name == "greedy" else greedy
-            exact &= np.array_equal(out.tokens, greedy)
-        generate_texts += np.array_equal(greedy, reference)
+            seconds[name] += time.perf_counter() - started
+            results[name].append(out)
+            written = out.tokens[0, out.prompt_length :].tolist() if name == GREEDY else written
+        texts = [results[name][-1].tokens for name in names]
+        exact &= all(np.array_equal(text, texts[0]) for text in texts)
+        if stock is not None:
+            on_run(GENERATE)
+            started = time.perf_counter()
+            reference = _reference(loaded, stock, prompt, settings.max_new_tokens)
+            seconds[GENERATE] += time.perf_counter() - started
+            generate_tokens += reference.shape[1] - (1 if stock.is_encoder_decoder else len(prompt.ids))
+            generate_texts += np.array_equal(texts[0], reference)
     took = (time.perf_counter() - begun, time.thread_time() - begun_processor)
-    oracle = [] if loaded.source is None else ["oracle"]
-    every = [*system_names(loaded, replace(settings, every_system=True)), *oracle]
-    left_out = tuple(name for name in every if name not in results)
-    summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
+    every = [*system_names(loaded, replace(settings, every_system=True)), GENERATE]
+    left_out = tuple(name for name in every if name not in names and (stock is None or name != GENERATE))
     exact &= generate_texts == len(prompts) or loaded.weights not in EXACT
-    speed = generate_tokens / generate_seconds
-    return Demo(_signature(loaded, len(prompts), settings), speed, exact, generate_texts, left_out, *took, summaries)
+    return Demo(
+        signature=_signature(loaded, len(prompts), settings),
+        default=default_in_words(loaded),
+        generate_tokens_per_second=None if stock is None else generate_tokens / seconds[GENERATE],
+        texts_equal=exact,
+        texts_of_generate=None if stock is None else generate_texts,
+        left_out=left_out,
+        seconds=took[0],
+        processor_seconds=took[1],
+        systems=[_summarise(name, outs, seconds[name]) for name, outs in results.items()],
+    )
 
 
 def _stock(loaded: Loaded) -> TransformersModel:
     """The model as ``transformers`` has it, whose ``generate()`` the demo compares with."""
+    from latticebpd.models.transformers.transformers_model import TransformersModel
+
     target = load_stock(loaded.path) if isinstance(loaded.target, EngineModel) else loaded.target
     return TransformersModel.of(target)
 
 
 def _reference(loaded: Loaded, stock: TransformersModel, prompt: DemoPrompt, max_new_tokens: int) -> np.ndarray:
     """``[1, length]``: what `generate()` writes."""
+    import torch
+
     ids = torch.tensor([prompt.ids], device=stock.device)
     options: Any = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": stock.pad_id or 0}
     options |= {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}

@@ -12,18 +12,22 @@ import torch
 
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, load
 from latticebpd.drafters import HeadLattices, LatticeDrafter, bundled
+from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
 from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.models.catalogue import model_folder
 from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import TreeSize, calibration_path, stored_calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
+from tests.helpers.block_drafters import ENGINE_SHAPE, tiny_target
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.engine_models import stock
+from tests.helpers.gguf_files import LETTERS, written
 from tests.helpers.tiny_families import VOCABULARY
 from tests.helpers.tokenizers import letters, saved_with_letters
 
@@ -78,6 +82,25 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert len(rounded.draft(TEXT)) == 16
     greedy = rounded.generate(TEXT, NoDrafter(), max_new_tokens=24)
     assert rounded.generate(TEXT, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+
+
+def test_default_copies_of_a_gguf_file_are_cut_by_costs_that_are_measured_once_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATTICEBPD_CACHE", str(tmp_path / "cache"))
+    written(file := tmp_path / "model.gguf", tiny_target(vocab_size=261, **ENGINE_SHAPE), {}, tokenizer=LETTERS)
+    first, again = load(file), load(file)
+    default = first.drafter()
+    assert isinstance(default, CostAwareDrafter)
+    assert isinstance(default.drafter, PromptNgramDrafter)
+    assert first.costs is not None
+    assert first.costs == again.costs
+    assert first.costs.drafting[0] > 0
+    for named in (first.drafter("16-copies"), first.drafter(num_nodes=16)):
+        assert isinstance(named, PromptNgramDrafter)
+    ids = [5, 6, 7, 8] * 4
+    greedy = first.generate(ids, NoDrafter(), max_new_tokens=24)
+    assert first.generate(ids, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
 
 
 def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path) -> None:
@@ -137,6 +160,17 @@ def test_names_of_the_catalogue_and_unknown_ones_mean_what_they_mean_on_the_comm
     assert first == again  # measured once a day
     with pytest.raises(ValueError, match="expected the directory of a model"):
         load("./no-such-folder")
+
+
+def test_the_bundled_model_has_a_name_unless_a_directory_is_called_so(
+    toy: Loaded, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = load("bundled")
+    assert (named.name, named.path, named.folder, named.lm) == (toy.name, toy.path, toy.folder, toy.lm)
+    assert load_stock("bundled").num_parameters() == load_stock(bundled.MODEL).num_parameters()
+    whole.rename(tmp_path / "bundled")
+    monkeypatch.chdir(tmp_path)
+    assert load("bundled").lm == Path("bundled/lm.fst")
 
 
 def test_gguf_file_is_a_model_too(tmp_path: Path) -> None:

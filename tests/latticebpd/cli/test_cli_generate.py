@@ -23,6 +23,7 @@ from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.drafters import bundled
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.heads.engine_heads import EngineHeads
 from latticebpd.models.load_target import load_stock
 from latticebpd.scoring.ngram import NgramScorer
@@ -125,6 +126,32 @@ def test_a_trace_that_cannot_be_written_is_refused_at_once(run: Run, tmp_path: P
     (tmp_path / "file").write_text("")
     status, out, err = run("generate", TEXT, "--trace", tmp_path / "file" / "page.html")
     assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_the_speed_is_that_of_the_decode_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading and the measurement of costs come before the clock starts, which here goes on by four seconds a look."""
+    looks: list[float] = []
+    events: list[str] = []
+    costs = CostAwareDrafter.costs.fget
+
+    def measured(self: CostAwareDrafter) -> object:
+        events.append("costs")
+        return costs(self)  # type: ignore[misc]
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            looks.append(4.0 * len(looks))
+            events.append("clock")
+            return looks[-1]
+
+    monkeypatch.setattr(CostAwareDrafter, "costs", property(measured))
+    monkeypatch.setattr("latticebpd.cli.generate.time", Clock)
+    arguments = ("generate", TEXT, "--weights", "int8", "--max-new-tokens", 8)
+    record = json.loads(run(*arguments, "--json")[1])
+    assert (record["tokens"], record["seconds"], record["tokens_per_second"]) == (8, 4.0, 2.0)
+    assert events[:2] == ["costs", "clock"]
+    assert ", 2.0 tokens/s, weights: int8" in run(*arguments)[2]
 
 
 def test_model_without_heads_drafts_by_copying(run: Run, tiny_directory: Path) -> None:

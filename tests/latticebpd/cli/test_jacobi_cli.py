@@ -95,6 +95,18 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
     assert min(comparison["beam"].flops) > max(greedy.flops)
 
 
+def test_the_commands_run_without_a_file_or_a_model_on_what_is_bundled(run: Run) -> None:
+    status, out, err = run("jacobi", "--initial", "ngram", "--limit", 2, "--max-new-tokens", 24, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert "model bundled | texts 2" in record["settings"]
+    assert record["differing_texts"] == 0
+    assert record["systems"][-1]["iteration_speedup"] > 1
+    status, out, err = run("ddg", "--limit", 1, "--max-new-tokens", 8, "--json")
+    assert status == 0, err
+    assert "model bundled" in json.loads(out)["settings"]
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     model = tiny("marian", 5, eos=7)

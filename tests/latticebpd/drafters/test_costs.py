@@ -214,7 +214,9 @@ def test_costs_are_kept_for_a_day(tmp_path: Path) -> None:
     assert kept_costs(file, measure) == kept_costs(file, measure) == measured[1] != measured[0]
     file.write_text("damaged")
     assert kept_costs(file, measure) == kept_costs(file, measure) == measured[2]
-    assert kept_costs(tmp_path / "no folder" / "costs.json", measure) == measured[3]
+    new = tmp_path / "new folder" / "costs.json"
+    assert kept_costs(new, measure) == kept_costs(new, measure) == measured[3]
+    assert kept_costs(file / "costs.json", measure) == measured[4]  # below a file nothing can be kept
 
 
 def test_trees_are_cut_and_texts_stay() -> None:

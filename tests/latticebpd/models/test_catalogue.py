@@ -26,6 +26,17 @@ from tests.helpers.commands import Run
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("smollm2-135", "smollm2-135m"), ("SmolLM2-135M", "smollm2-135m"), ("bundle", "bundled")]
+)
+def test_a_near_miss_is_told_the_name_meant_and_asks_no_hub(
+    monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.setattr(catalogue, "at_hub", lambda name: pytest.fail(f"the hub was asked for {name}"))
+    with pytest.raises(ValueError, match=rf"{name}: no such directory, file or model; did you mean {meant}\?"):
+        resolved(name)
+
+
 def tiny_llama(vocab_size: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(

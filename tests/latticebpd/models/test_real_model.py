@@ -3,6 +3,7 @@ makers wrote them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,3 +81,17 @@ def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:
         "copies + tree",
         "oracle",
     }
+
+
+def test_the_question_of_the_documentation_is_answered_to_the_end_and_without_repetition() -> None:
+    """The examples of `generate --help`, the server and draft trees ask the same one."""
+    root = Path(__file__).parents[3]
+    files = [root / name for name in ("docs/serve.md", "docs/trees.md", "latticebpd/cli/generate.py")]
+    questions = {match for file in files for match in re.findall(r"What is [^?]*\?", file.read_text(encoding="utf-8"))}
+    (question,) = questions
+    loaded = load(NAME)
+    out = loaded.generate(question, max_new_tokens=128)
+    written = out.tokens[0, out.prompt_length :].tolist()
+    assert written[-1] in loaded.prompts.eos_ids
+    runs = [*zip(written, written[1:], written[2:], strict=False)]
+    assert len(set(runs)) > 0.9 * len(runs)
