@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from zlib import crc32
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import accepts_numpy
 from latticebpd.decoding.loop import Generated, generate
-from latticebpd.decoding.pass_costs import kept_costs, profile_drafts
+from latticebpd.decoding.pass_costs import costs_file, kept_costs, profile_drafts
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
 from latticebpd.drafters.cost_aware import Costs
@@ -30,7 +29,6 @@ from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import as_numpy
-from latticebpd.machine import machine_settings, processor
 from latticebpd.models.catalogue import BUNDLED, GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
 from latticebpd.models.engine.engine_model import EngineModel
@@ -96,9 +94,7 @@ class Loaded:
             return None
         if self.weights != GGUF and not self.folder.is_relative_to(cache_folder()):
             return self._measured_costs()
-        version = (self.folder.resolve(), self.folder.stat().st_mtime_ns)
-        settings = repr((*version, self.weights, self.default_system(), processor(), machine_settings())).encode()
-        return kept_costs(cache_folder() / "costs" / f"{crc32(settings):08x}.json", self._measured_costs)
+        return kept_costs(costs_file(self.folder, self.weights, self.default_system()), self._measured_costs)
 
     def _measured_costs(self) -> CostCurve:
         name = self.default_system()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
-from latticebpd.machine import machine_settings
+from latticebpd.machine import machine_settings, processor
+from latticebpd.models.catalogue import cache_folder
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.verification.engine_verifier import EngineVerifier
@@ -144,6 +146,21 @@ def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:
         file.parent.mkdir(parents=True, exist_ok=True)
         costs.save(file)
     return costs
+
+
+def costs_file(folder: Path, *settings: Any) -> Path:
+    """The file in the cache folder that keeps the costs of a model's folder or file, by what they depend on."""
+    key = repr((folder.resolve(), folder.stat().st_mtime_ns, *settings, processor(), machine_settings()))
+    return cache_folder() / "costs" / f"{crc32(str(folder.resolve()).encode()):08x}-{crc32(key.encode()):08x}.json"
+
+
+def last_costs(folder: Path) -> CostCurve | None:
+    """The costs of a model's folder or file that were measured last; None if there are none."""
+    files = cache_folder().glob(f"costs/{crc32(str(folder.resolve()).encode()):08x}-*.json")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        with suppress(ValueError, OSError):
+            return CostCurve.load(file)
+    return None
 
 
 def _computing(target: TargetModel) -> tuple[AbstractContextManager[object], Callable[[], None]]:

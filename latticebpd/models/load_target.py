@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fst.printable import plain_words
 from latticebpd.checks import expect
-from latticebpd.models.catalogue import GGUF_NAME, resolved
+from latticebpd.models.catalogue import GGUF_NAME, model_source, resolved
 from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
@@ -55,7 +55,7 @@ def load_target(
         expect(plain, f"float32 on the CPU with weights={weights!r}", asked, "use weights='torch'")
         wanted = "weights='torch' for a drafter that only drafts for models on PyTorch"
         expect(on_engine, wanted, f"weights={weights!r}", of=os.fspath(name))
-    path = resolved(name)
+    path = model_source(name)
     by_engine = weights != TORCH and plain and on_engine
     if by_engine and weights in (None, GGUF) and (model := gguf_model(Path(path))) is not None:
         return model.without_beams() if ignore_beams else model
@@ -133,7 +133,7 @@ def load_stock(name: Name, dtype: str | torch.dtype | None = None) -> PreTrained
     from latticebpd.models.gguf.gguf_checkpoints import load_gguf
     from latticebpd.models.transformers.checkpoints import load_base
 
-    path, kind = resolved(name), torch_type(dtype)
+    path, kind = model_source(name), torch_type(dtype)
     return load_gguf(path, kind) if is_gguf(path) else load_base(path, kind)
 
 
@@ -141,7 +141,7 @@ def tokenizer_for(target: TargetModel, name: Name) -> Any:
     """The tokenizer of a target that was loaded by a name: for a GGUF file on the engine one that loads no
     ``transformers``, else as ``transformers`` has it; ValueError if there is none that can be read."""
     if isinstance(target, EngineModel) and isinstance(target.embeddings, GgufWeights):
-        path = Path(resolved(name))
+        path = Path(model_source(name))
         try:
             return ModelTokenizer.of_folder(path) if path.is_dir() else tokenizer_of_gguf(target.embeddings.file)
         except ValueError:
@@ -156,7 +156,7 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
 
     from latticebpd.models.gguf.gguf_checkpoints import load_gguf_tokenizer
 
-    path = resolved(name)
+    path = model_source(name)
     if is_gguf(path):
         return load_gguf_tokenizer(path)
     names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")

@@ -19,12 +19,18 @@ MOST = 1 << 30  # of any number of a file
 
 
 def check_computable(weights: GgufWeights) -> None:
-    """ValueError for another architecture, rotary positions of another kind, or types of weights that the engine has
-    not."""
+    """ValueError for another architecture, rotary positions of another kind, or sizes or types of weights that the
+    engine has not."""
     path, file, kind = weights.path, weights.file, weights.architecture
     expect(kind in ARCHITECTURES, f"an architecture among {', '.join(sorted(ARCHITECTURES))}", repr(kind), of=path)
     plain = file.fields.get(f"{kind}.rope.scaling.type", "none") == "none" and "rope_freqs.weight" not in file.tensors
     expect(plain, "unscaled rotary positions", f"{kind}.rope.scaling", "load it by transformers", of=path)
+    queries, hidden = (file.tensors.get(f"blk.0.{name}.weight") for name in ("attn_q", "ffn_up"))
+    heads = file.fields.get(f"{kind}.attention.head_count")
+    if queries is not None and hidden is not None and type(heads) is int and heads > 0:
+        sizes = queries.shape[0] // heads, hidden.shape[0]
+        wanted, remedy = "heads and hidden layers whose sizes are multiples of 16", "load it by transformers"
+        expect(not any(size % 16 for size in sizes), wanted, " and ".join(map(str, sizes)), remedy, of=path)
     for stored in {int(tensor.type) for tensor in file.tensors.values()}:
         _engine.dequantized(stored, np.empty(0, np.uint8))
 

