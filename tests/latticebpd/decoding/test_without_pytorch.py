@@ -274,6 +274,24 @@ def test_a_file_alone_decodes_chats_and_drafts_without_them_as_it_does_with_pyto
     assert results == [*expected, stock.draft("abcabcabc").tokens.tolist()]
 
 
+DEMO = """
+import sys
+from latticebpd.cli import app
+app(["demo", "--model", {file!r}, "--prompts", "1", "--max-new-tokens", "4"], standalone_mode=False)
+print({{"torch", "transformers"}} & set(sys.modules))
+"""
+
+
+def test_the_demo_of_a_file_imports_neither(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    written(file, tiny("llama", vocab_size=261), FLOATS, {"context_length": 1024}, LETTERS)
+    done = subprocess.run(
+        [sys.executable, "-c", DEMO.format(file=str(file))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def test_options_of_transformers_have_the_same_effect(llama: Path) -> None:
     loaded, stock = load(llama), on_pytorch(llama)
     repeats: Any = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])

@@ -74,10 +74,12 @@ def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:
     result = run_demo(subject, replace(REAL, max_new_tokens=12, num_prompts=1, every_system=True))
     assert result.texts_equal
     assert {system.name for system in result.systems} >= {
+        "default",
         "vanilla BPD",
         "4-gram",
         "16-node tree",
-        "copies",
+        "16-node calibrated tree",
+        "16-node copies",
         "copies + tree",
         "oracle",
     }

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -20,20 +21,22 @@ from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
 from latticebpd.drafters.bundled import LM, MODEL
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.lattice_drafter import OracleDrafter
 from latticebpd.models.load_target import load_stock
+from latticebpd.report import demo_table
 from latticebpd.report.demo_table import (
     REAL,
     TOY,
     Demo,
     DemoPrompt,
     Settings,
-    flagship,
+    default_in_words,
     prompts_of,
     run_demo,
     show,
     shown_decode,
-    system_names,
 )
+from latticebpd.scoring.calibration import calibration_path
 from tests.helpers.chat_models import save_chat_model
 from tests.helpers.commands import Run
 
@@ -59,13 +62,13 @@ def test_every_system_writes_what_generate_writes(demo: Demo) -> None:
     names = [system.name for system in demo.systems]
     best = ["4-gram", "16-best 0-gram", "16-best 4-gram"]
     assert names == [
+        "default",
         "greedy",
         "vanilla BPD",
         *best,
         "64-node tree",
         "16-node tree",
         "copies + tree",
-        "calibrated tree",
         "oracle",
     ]
     for system in demo.systems:
@@ -95,7 +98,7 @@ def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
 
 def test_json_has_the_promised_shape(demo: Demo) -> None:
     record = json.loads(json.dumps(asdict(demo)))
-    keys = {"signature", "generate_tokens_per_second", "texts_equal", "texts_of_generate", "systems"}
+    keys = {"signature", "default", "generate_tokens_per_second", "texts_equal", "texts_of_generate", "systems"}
     assert set(record) == keys | {"left_out", "seconds", "processor_seconds"}
     assert record["texts_of_generate"] == record["signature"]["prompts"] == 3
     keys = {"name", "block_efficiency", "verified_tokens_per_call", "tokens_per_second", "calls", "tokens"}
@@ -122,13 +125,13 @@ def test_the_text_shown_is_greedy_and_repeats_itself_least(loaded: Loaded) -> No
     """By the share of its runs of three tokens that are distinct: most of all prompts."""
 
     def variety(prompt: DemoPrompt, settings: Settings) -> float:
-        output = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
+        output = show(loaded, prompt, settings, None, "default")
         new = output.sequences[0, output.prompt_length :].tolist()
         runs = list(zip(new, new[1:], new[2:], strict=False))
         return len(set(runs)) / len(runs)
 
     prompt, settings = shown_decode(loaded, TOY)
-    drafted = show(loaded, prompt, settings, None, flagship(system_names(loaded, settings)))
+    drafted = show(loaded, prompt, settings, None, "default")
     greedy = show(loaded, prompt, settings, None, "greedy")
     assert drafted.tokens.tolist() == greedy.tokens.tolist()
     tokens: Any = drafted.sequences[0].tolist()
@@ -152,7 +155,14 @@ def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: 
     assert out.count("┃") >= 3
     assert "1 prompt, up to 8 tokens each" in out
     rows = [line.split("  ")[1] for line in out.splitlines() if re.search(r"\d×", line)]
-    assert rows[:3] == ["calibrated tree", "generate()", "greedy"]
+    assert rows[:3] == ["default", "greedy", "generate()"]
+    assert re.search(r"default: what `latticebpd generate` runs: calibrated trees .*\(--system 16-calibrated\)\.", out)
+    heads = [re.sub(r" +", " ", line).strip() for line in out[out.index("8 tokens each") :].splitlines()[2:5]]
+    assert heads == [
+        "speed-up speed-up",
+        "tokens verified over over",
+        "system per call per call tokens/s greedy generate()",
+    ]
     assert "Every system's text equals that of greedy decoding with the same weights" in out
 
 
@@ -170,27 +180,67 @@ def test_a_model_with_heads_answers_a_question_of_each_task(tmp_path: Path, with
     assert result.texts_equal
     names = [system.name for system in result.systems]
     best = ["4-gram", "4-best 0-gram", "4-best 4-gram"] if with_lm else ["4-best 0-gram"]
-    calibrated = ["calibrated tree"] if with_lm else []
-    assert names == ["greedy", "vanilla BPD", *best, "16-node tree", "copies", "copies + tree", *calibrated, "oracle"]
+    mixed = ["copies + tree"] if with_lm else []  # without a calibration it is the default
+    first = ["default", "greedy", "vanilla BPD", *best, "16-node tree", *mixed]
+    assert names == [*first, "16-node copies", "oracle"]
     assert ("4-gram" in result.signature["lm"]) == with_lm
     assert result.left_out == ()
     few = run_demo(loaded, replace(REAL, max_new_tokens=8, num_prompts=1))
-    assert [system.name for system in few.systems] == ["greedy", "16-node tree", "copies", *calibrated]
-    assert few.left_out == ("vanilla BPD", *(["4-gram"] if with_lm else []), "copies + tree", "oracle")
-    assert flagship(system_names(loaded, REAL)) == ("calibrated tree" if with_lm else "16-node tree")
+    trees = [] if with_lm else ["16-node tree"]
+    assert [system.name for system in few.systems] == ["default", "greedy", *trees, "16-node copies"]
+    assert few.left_out == ("vanilla BPD", *(["4-gram", "16-node tree", "copies + tree"] if with_lm else []), "oracle")
+    assert few.texts_of_generate == 1
+    system = "--system 16-calibrated" if with_lm else "--system copies+16-tree"
+    assert system in few.default
+    assert "cut at every call" not in few.default
+
+
+def test_of_quantized_weights_the_default_is_cut_and_generate_is_left_out(tmp_path: Path) -> None:
+    for path in (*MODEL.iterdir(), LM, calibration_path(LM)):
+        (tmp_path / path.name).symlink_to(path)
+    loaded = load(tmp_path, weights="int8")
+    settings = replace(REAL, max_new_tokens=8, num_prompts=1)
+    result = run_demo(loaded, settings)
+    assert [each.name for each in result.systems] == ["default", "greedy", "16-node calibrated tree", "16-node copies"]
+    assert result.default == default_in_words(loaded)
+    assert result.default.endswith("cut at every call to the drafts that pay off on this machine")
+    assert (result.generate_tokens_per_second, result.texts_of_generate) == (None, None)
+    assert result.left_out == ("vanilla BPD", "4-gram", "16-node tree", "copies + tree", "oracle", "generate()")
+
+
+def test_the_oracle_knows_greedy_decodings_text_whatever_generate_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BlockwiseLM.from_pretrained(MODEL).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").symlink_to(MODEL / "tokenizer.json")
+    loaded = load(tmp_path, weights="int8")
+    known: list[list[int]] = []
+
+    def oracle(source: Any, continuation: list[int]) -> OracleDrafter:
+        known.append(continuation)
+        return OracleDrafter(source, continuation)
+
+    monkeypatch.setattr(demo_table, "OracleDrafter", oracle)
+    monkeypatch.setattr(demo_table, "_reference", lambda *_: np.zeros((1, 200), np.int64))
+    result = run_demo(loaded, replace(REAL, max_new_tokens=8, num_prompts=1, every_system=True))
+    prompt = prompts_of(loaded)[0]
+    greedy = loaded.generate(prompt.ids, loaded.drafter("greedy"), max_new_tokens=8)
+    assert known[-1] == greedy.tokens[0, greedy.prompt_length :].tolist()
+    assert (result.texts_of_generate, result.texts_equal) == (0, True)
 
 
 def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> None:
     status, out, err = run("demo", "--model", without_heads, "--prompts", 2, "--max-new-tokens", 6, "--json")
     assert status == 0, err
     record = json.loads(out)
-    assert [system["name"] for system in record["systems"]] == ["greedy", "copies"]
+    assert [system["name"] for system in record["systems"]] == ["default", "greedy"]
     assert record["texts_equal"]
     assert "heads" not in record["signature"]
     status, out, err = run("demo", "--model", without_heads, "--prompts", 1, "--max-new-tokens", 6)
     assert status == 0, err
     assert "5M parameters, no heads, so that all drafts are copies." in out
-    assert "(copies: " in out
+    assert "(default: " in out
+    assert "runs: copies from the context (--system 16-copies)." in out
     assert "Left out" not in out
 
 
@@ -241,13 +291,16 @@ def test_in_a_terminal_greedy_decoding_is_shown_next_to_the_drafted_text(
     assert "\x1b[36m" in written
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written)
     prompt, settings = shown_decode(loaded, replace(TOY, max_new_tokens=16))
-    name = flagship(system_names(loaded, settings))
-    result = show(loaded, prompt, settings, None, name)
-    assert f"(greedy: 16 tokens in 15 calls; {name}: 16 tokens in {result.num_calls} calls; the two take turns" in plain
-    heading = next(line for line in reversed(plain.splitlines()) if line.startswith("greedy "))
-    assert re.fullmatch(rf"greedy +[\d.]+ tokens/s +{name} +[\d.]+ tokens/s *", heading)
-    last = plain[plain.rindex(heading) + len(heading) : plain.rindex("Each ┃")]
-    assert last.count("┃") == 16 + 1 + result.num_calls
+    result = show(loaded, prompt, settings, None, "default")
+    counts = f"(default: 16 tokens in {result.num_calls} calls; greedy: 16 tokens in 15 calls; the two take turns"
+    assert counts in " ".join(plain.split())
+    lines = plain.splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("default "))
+    heading, about = lines[last : last + 2]
+    assert re.fullmatch(r"default +[\d.]+ tokens/s +greedy +[\d.]+ tokens/s *", heading)
+    assert re.fullmatch(r"drafts, several tokens a call +no drafts, one token a call *", about)
+    text = plain[plain.rindex(heading) + len(heading) : plain.rindex("Each ┃")]
+    assert text.count("┃") == 16 + 1 + result.num_calls
 
 
 def test_the_decode_that_has_run_for_the_shortest_time_goes_on() -> None:
