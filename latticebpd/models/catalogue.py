@@ -113,7 +113,7 @@ CATALOGUE = {
             "ebb2015119c907b064c512bf053e945850b5875f",
             "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             491,
-            0,
+            840,
             494,
         ),
         _qwen_coder(
@@ -121,7 +121,7 @@ CATALOGUE = {
             "38f6bab61d341b23a6c00226f32c0d6148bf9f43",
             "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             1117,
-            0,
+            1670,
             1544,
         ),
     )

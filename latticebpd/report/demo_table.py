@@ -18,6 +18,7 @@ from latticebpd.decoding.loop import Generated
 from latticebpd.drafters import bundled
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.lattice_drafter import OracleDrafter
+from latticebpd.drafters.system_names import CALIBRATED
 from latticebpd.lattices.values import as_numpy
 from latticebpd.loading import Loaded
 from latticebpd.machine import machine_settings
@@ -96,7 +97,8 @@ def about(loaded: Loaded) -> str:
         return f"The bundled model is a toy: 6M parameters, {training}."
     title = CATALOGUE[loaded.name].title if loaded.name in CATALOGUE else loaded.name
     millions = loaded.target.num_parameters / 1e6
-    heads = "no heads, so that all drafts are copies" if loaded.source is None else f"{loaded.source.num_slots} heads"
+    without = "no heads, so that drafts come from the text" + " and an n-gram model" * (loaded.lm is not None)
+    heads = without if loaded.source is None else f"{loaded.source.num_slots} heads"
     return f"{title}: {millions:,.0f}M parameters, {heads}."
 
 
@@ -178,10 +180,10 @@ def system_names(loaded: Loaded, settings: Settings) -> dict[str, str | None]:
 def default_in_words(loaded: Loaded) -> str:
     """What the default system is."""
     name = loaded.default_system()
-    kinds = {"calibrated": "calibrated trees of heads, n-gram model and copies", "copies": "copies from the context"}
-    words = kinds.get(name.rpartition("-")[2])
-    system = f"--system {name}"
-    drafts = f"{words} ({system})" if words else system
+    drafts = f"--system {name}"
+    if name.endswith(CALIBRATED):
+        parts = ["heads"] * (loaded.source is not None) + ["n-gram model"] * (loaded.lm is not None)
+        drafts = f"calibrated trees of {', '.join(parts)}{' and ' * bool(parts)}copies of the text ({drafts})"
     return drafts + ", cut at every call to the drafts that pay off on this machine" * (loaded.costs is not None)
 
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import fst
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, load
 from latticebpd.drafters import HeadLattices, LatticeDrafter, bundled
-from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
 from latticebpd.drafters.cost_aware import CostAwareDrafter
+from latticebpd.drafters.drafter import State
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.drafters.strategies import BestTree
@@ -84,7 +86,7 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert rounded.generate(TEXT, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
 
 
-def test_default_copies_of_a_gguf_file_are_cut_by_costs_that_are_measured_once_a_day(
+def test_a_gguf_file_without_heads_drafts_trees_of_text_and_ngram_model_cut_by_costs_that_are_measured_once_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LATTICEBPD_CACHE", str(tmp_path / "cache"))
@@ -92,15 +94,27 @@ def test_default_copies_of_a_gguf_file_are_cut_by_costs_that_are_measured_once_a
     first, again = load(file), load(file)
     default = first.drafter()
     assert isinstance(default, CostAwareDrafter)
-    assert isinstance(default.drafter, PromptNgramDrafter)
     assert first.costs is not None
     assert first.costs == again.costs
     assert first.costs.drafting[0] > 0
-    for named in (first.drafter("16-copies"), first.drafter(num_nodes=16)):
-        assert isinstance(named, PromptNgramDrafter)
     ids = [5, 6, 7, 8] * 4
     greedy = first.generate(ids, NoDrafter(), max_new_tokens=24)
     assert first.generate(ids, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+    trees = first.drafter(num_nodes=16)
+    assert isinstance(trees, LatticeDrafter)
+    assert not trees.needs_hidden
+    assert len(trees.propose([State(0, ids, 4, None, 8)])[0]) == 16
+
+    following = np.array([[token, token + 1] for token in range(9, 99)], np.int32)
+    ngrams = [np.arange(261, dtype=np.int32)[:, None], following]
+    table = fst.NgramTable(ngrams, [np.full(261, -6.0), np.full(90, -0.05)], [np.full(261, -3.0), np.zeros(90)])
+    fst.NgramModel.from_table(table).save(tmp_path / "lm.fst")
+    with_ngrams = load(file, lm=tmp_path / "lm.fst")
+    (tree,) = with_ngrams.drafter(num_nodes=4).propose([State(0, [3, 20], 1, None, 8)])
+    assert tree.tokens[tree.parents == -1].tolist() == [21]  # which the text has never had
+    assert with_ngrams.generate(ids, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
+    with pytest.raises(ValueError, match="expected greedy, N-calibrated or N-copies for a model without heads"):
+        with_ngrams.drafter("16-best")
 
 
 def test_trees_that_are_cut_ask_heads_for_the_slots_that_pay_off(tmp_path: Path) -> None:

@@ -285,10 +285,10 @@ def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(
     assert json.loads(config.read_text())["num_beams"] == 4
 
 
-def test_lm_without_heads_is_refused(run: Run, tiny_directory: Path) -> None:
+def test_an_lm_of_another_vocabulary_is_refused_without_heads_too(run: Run, tiny_directory: Path) -> None:
     status, _, err = run("generate", "abcd", "--model", tiny_directory, "--lm", bundled.LM)
     assert status == 2
-    assert "expected a model with heads for --lm" in err
+    assert "expected an n-gram model over the vocabulary of the model" in err
 
 
 def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: Run, tmp_path: Path) -> None:

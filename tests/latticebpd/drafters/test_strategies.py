@@ -210,7 +210,7 @@ def test_names_stand_for_drafters(model: BlockwiseLM) -> None:
     assert isinstance(mixed.second, LatticeDrafter)
     assert (mixed.num_nodes, mixed.first.num_nodes, mixed.second.source) == (9, 9, heads)
     assert isinstance(tree, LatticeDrafter)
-    with pytest.raises(ValueError, match="expected greedy or N-copies for a model without heads, got 'vanilla'"):
+    with pytest.raises(ValueError, match="expected greedy or N-copies without a source of lattices, got 'vanilla'"):
         drafter_named("vanilla", None)
     with pytest.raises(ValueError, match="one over 40"):
         drafter_named("9-tree", heads, trigram(vocab=40))

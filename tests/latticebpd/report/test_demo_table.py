@@ -238,9 +238,9 @@ def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> No
     assert "heads" not in record["signature"]
     status, out, err = run("demo", "--model", without_heads, "--prompts", 1, "--max-new-tokens", 6)
     assert status == 0, err
-    assert "5M parameters, no heads, so that all drafts are copies." in out
+    assert "5M parameters, no heads, so that drafts come from the text." in out
     assert "(default: " in out
-    assert "runs: copies from the context (--system 16-copies)." in out
+    assert "runs: calibrated trees of copies of the text (--system 16-calibrated)." in " ".join(out.split())
     assert "Left out" not in out
 
 
