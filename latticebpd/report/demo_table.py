@@ -169,7 +169,7 @@ def system_names(loaded: Loaded, settings: Settings) -> dict[str, str | None]:
             names[f"{SMALL}-node calibrated tree"] = f"{SMALL}-calibrated"
         if every:
             names["copies + tree"] = f"copies+{SMALL}-tree"
-    if loaded.name != BUNDLED and (every or loaded.source is not None):
+    if loaded.name != BUNDLED:
         names[f"{SMALL}-node copies"] = f"{SMALL}-copies"
     if loaded.source is not None and every:
         names[ORACLE] = ORACLE

@@ -233,7 +233,7 @@ def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> No
     status, out, err = run("demo", "--model", without_heads, "--prompts", 2, "--max-new-tokens", 6, "--json")
     assert status == 0, err
     record = json.loads(out)
-    assert [system["name"] for system in record["systems"]] == ["default", "greedy"]
+    assert [system["name"] for system in record["systems"]] == ["default", "greedy", "16-node copies"]
     assert record["texts_equal"]
     assert "heads" not in record["signature"]
     status, out, err = run("demo", "--model", without_heads, "--prompts", 1, "--max-new-tokens", 6)
