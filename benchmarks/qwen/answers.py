@@ -1,7 +1,8 @@
-"""Finished shards of a model's answers as one small file, and back into a folder that `distill` resumes.
+"""Finished shards of a model's answers as one small file, back into a folder that `distill` resumes, and as a corpus.
 
     python -m benchmarks.qwen.answers pack WRITTEN -o answers/0.5b.npz.xz
     python -m benchmarks.qwen.answers unpack answers/0.5b.npz.xz --prompts prompts.npz -o WRITTEN
+    python -m benchmarks.qwen.answers corpus WRITTEN --prompts prompts.jsonl -o FOLDER
 
 WRITTEN is what ``latticebpd distill`` fills; the file lacks the prompts, which `prompts.py` makes again.
 """
@@ -73,6 +74,37 @@ def unpack(path: Path, prompts: Texts, written: Path) -> None:
             Texts.of_rows(rows, [*map(len, begun)], tokens.dtype).save(directory.file(shard))
 
 
+LEFT_OUT = {"summ_dialog"}
+"""Kinds of prompts whose text may not be used commercially."""
+HELD_OUT = 4
+"""Every so many-th answer is held out from part of the corpus."""
+
+
+def corpus(written: Path, kinds: list[str], folder: Path, end_of_text: int) -> None:
+    """Write what an n-gram model and its calibration are fitted to, without prompts of `LEFT_OUT` kinds.
+
+    ``all.npy`` every finished answer, ``fitting.npy`` all but every fourth one, ``held-out.npz`` those with their
+    prompts. kinds: of all prompts, in order.
+    """
+    directory = distilled_directory(written)
+    size, rows, prompts = directory.settings()["options"]["shard_prompts"], [], []
+    for file in sorted(directory.path.glob("shard-*.npz")):
+        texts = Texts.load(file)
+        numbers = range(int(file.stem[6:]) * size, (int(file.stem[6:]) + 1) * size)
+        for number, (row, prompt) in zip(numbers, texts.items(), strict=False):  # the last shard may be short
+            if kinds[number] not in LEFT_OUT:
+                rows.append(row)
+                prompts.append(prompt)
+    every = Texts.of_rows(rows, prompts)
+    held = [number for number in range(len(every)) if number % HELD_OUT == 0]
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = every.chosen(sorted(set(range(len(every))) - set(held)))
+    for name, texts in (("all", every), ("fitting", kept)):
+        np.save(folder / f"{name}.npy", texts.corpus(end_of_text, 0))
+    every.chosen(held).save(folder / "held-out.npz")
+    print(f"{folder}: {len(every)} answers, {every.num_labels} tokens, {len(held)} held out")
+
+
 def main() -> None:
     parser = options(__doc__, whole=True)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -81,11 +113,18 @@ def main() -> None:
     unpacking = commands.add_parser("unpack", help="such a file -> shards")
     unpacking.add_argument("file", type=Path, help="what `pack` wrote")
     unpacking.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote (.npz)")
-    for each in (packing, unpacking):
+    reading = commands.add_parser("corpus", help="finished shards -> what an n-gram model is estimated from")
+    reading.add_argument("written", type=Path, help="what `latticebpd distill` fills")
+    reading.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote beside them (.jsonl)")
+    reading.add_argument("--end-of-text", type=int, default=151_645, help="token that ends an answer")
+    for each in (packing, unpacking, reading):
         each.add_argument("-o", "--output", type=Path, required=True, help="file or directory to write")
     args = parser.parse_args()
     if args.command == "pack":
         pack(args.written, args.output)
+    elif args.command == "corpus":
+        kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+        corpus(args.written, kinds, args.output, args.end_of_text)
     else:
         unpack(args.file, Texts.load(args.prompts), args.output)
 
