@@ -27,7 +27,7 @@ class CalibratedSearch {
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
     // others are 0. Each stands again, kEach later, in slots of which an arc matches kLong tokens or more.
     enum Feature : std::int32_t {
-        kLogProb,     // the drafter's, with the transition from the column before, kLeast at the least; 0 for kNotDrafted
+        kLogProb,     // the drafter's, with the transition from the column before, kLeast at the least; else 0
         kNotDrafted,  // 1 for a copy or a proposal, which the slot lacks
         kNgram,       // ln p of the n-gram model, kLeast at the least
         kNgramProb,   // p

@@ -51,7 +51,8 @@ struct SausageBatch {
             refuse("expected one context of token ids for each lattice, got ", shape(contexts), " for lattices ",
                    shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
-        if (slots < least_slots || k < 1) refuse("expected lattices of at least one slot and one token, got ", shape(tokens));
+        if (slots < least_slots || k < 1)
+            refuse("expected lattices of at least one slot and one token, got ", shape(tokens));
         check_alpha(alpha);
         if (alpha == 0) model = nullptr;
     }

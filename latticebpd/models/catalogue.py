@@ -273,8 +273,8 @@ def _downloaded(entry: CatalogueEntry, report: Callable[[str], None]) -> Path:
 
     report(f"{entry.source.repository} at {entry.source.revision[:8]}: {entry.source.file}")
     try:  # resumes what an interrupted download has left there
-        where = {"repo_id": entry.source.repository, "revision": entry.source.revision, "local_dir": folder}
-        return Path(hf_hub_download(filename=entry.source.file, **where))
+        source = entry.source
+        return Path(hf_hub_download(source.repository, source.file, revision=source.revision, local_dir=folder))
     except Exception as error:  # of any of the HTTP libraries below
         problem = f"the hub's {entry.source.repository} cannot be downloaded: {' '.join(str(error).split())}"
         raise ValueError(f"{entry.name}: {problem}; {without}") from None

@@ -1,0 +1,137 @@
+"""How many tokens a second and a call Qwen2.5-Coder writes, by what it drafts from, and whether the texts are equal.
+
+    python -m benchmarks.qwen.speed humaneval.jsonl --model qwen2.5-coder-0.5b -o results/humaneval-0.5b.csv
+    python -m benchmarks.qwen.speed question.jsonl --model qwen2.5-coder-0.5b -o results/spec-bench-0.5b.csv
+    python -m benchmarks.qwen.speed -o results/humaneval-0.5b.csv --table       # of what was measured before
+
+The systems answer question by question, each in a random order. Times are the engine's own process's: by the clock, and
+of processors. The first question's drafts also wait for the costs of passes where none were measured that day.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import (
+    columns,
+    err,
+    grouped,
+    interval,
+    options,
+    read_csv,
+    read_lines,
+    run,
+    set_up,
+    signature,
+    table,
+    with_interval,
+    write_csv,
+    write_json,
+)  # fmt: skip
+from latticebpd import Drafter, Loaded, load
+from latticebpd.models.catalogue import GGUF_NAME
+
+GREEDY, TEXT, NGRAM = "greedy", "text", "text and n-gram model"
+SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM)
+COMPLETE = "Complete this function:\n\n```python\n{}```"
+Row = dict[str, Any]
+
+
+def questions(path: Path, most: int | None) -> list[tuple[str, str, str]]:
+    """Name, kind and text of each question: HumanEval's are asked for a complete function, Spec-Bench's first turns."""
+    asked = []
+    for record in read_lines(path):
+        if "prompt" in record:
+            asked.append((record["task_id"], "humaneval", COMPLETE.format(record["prompt"])))
+        else:
+            asked.append((str(record["question_id"]), record["category"], record["turns"][0]))
+    return asked[:most]
+
+
+def drafter(loaded: dict[str, Loaded], system: str) -> tuple[Loaded, Drafter]:
+    model = loaded[NGRAM if system == NGRAM else TEXT]
+    return model, model.drafter(None if system in (TEXT, NGRAM) else system)
+
+
+def measure(
+    model: str, asked: Sequence[tuple[str, str, str]], systems: Sequence[str], new_tokens: int, temperature: float
+) -> list[Row]:
+    """A row for each question and system; ValueError where the systems' greedy texts differ."""
+    named = load(model)
+    loaded, rng, rows = {NGRAM: named, TEXT: load(named.folder / GGUF_NAME)}, Random(0), list[Row]()
+    for number, (name, kind, text) in enumerate(asked):
+        ids, texts = named.encode(text), dict[str, list[int]]()
+        for system in rng.sample(systems, len(systems)):
+            target, drafts = drafter(loaded, system)
+            sampling = {"temperature": temperature, "seed": number} if temperature else {}
+            begun, used = time.perf_counter(), time.process_time()
+            out = target.generate(ids, drafts, max_new_tokens=new_tokens, **sampling)
+            seconds, processor = time.perf_counter() - begun, time.process_time() - used
+            texts[system] = out.tokens[0, out.prompt_length :].tolist()
+            counts = {"tokens": out.num_tokens, "calls": out.num_calls, "drafted": out.verified_tokens}
+            rows.append({"question": name, "kind": kind, "system": system, "prompt": len(ids), **counts,
+                         "seconds": seconds, "processor": processor})  # fmt: skip
+        if not temperature and any(each != texts[systems[0]] for each in texts.values()):
+            raise ValueError(f"{name}: expected one text of all systems, got several")
+        err.print(f"{number + 1}/{len(asked)} {name}", style="dim")
+    return rows
+
+
+def ratio(rows: Sequence[Row], baseline: Sequence[Row], clock: str) -> str:
+    """Tokens a second over those of greedy decoding, with the interval over questions."""
+    own, greedy = (columns(each, "tokens", clock) for each in (rows, baseline))
+
+    def measured(drawn: np.ndarray) -> Any:
+        (tokens, seconds), (of_greedy, its_seconds) = (each[:, drawn].sum(axis=-1) for each in (own, greedy))
+        return (tokens / seconds) / (of_greedy / its_seconds)
+
+    return with_interval(*interval(measured, len(rows)))
+
+
+def tables(rows: Sequence[Row]) -> None:
+    """One table of every kind of question, and one of all."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    for kind in [*kinds, *([None] if len(kinds) > 1 else [])]:
+        chosen = [row for row in rows if kind in (None, row["kind"])]
+        by_system = grouped(chosen, "system")
+        lines = []
+        for system in [system for system in SYSTEMS if system in by_system]:
+            own, greedy = by_system[system], by_system[GREEDY]
+            tokens, calls, drafted, seconds = columns(own, "tokens", "calls", "drafted", "seconds").sum(axis=1)
+            lines.append([
+                system, f"{tokens / seconds:.1f}", ratio(own, greedy, "seconds"), ratio(own, greedy, "processor"),
+                f"{tokens / calls:.2f}", f"{drafted / calls:.2f}",
+            ])  # fmt: skip
+        head = ("drafts from", "tokens/s", "times greedy", "by processor time", "tokens a call", "drafted a call")
+        table(f"{kind or 'all'}: {len(own)} questions", head, lines)
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("questions", type=Path, nargs="?", help="HumanEval's or Spec-Bench's, JSON lines")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
+    parser.add_argument("--most", type=int, help="questions, the first ones")
+    parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    if not args.table:
+        set_up(args.threads)
+        asked, systems = questions(args.questions, args.most), args.systems.split(",")
+        write_csv(args.output, measure(args.model, asked, systems, args.new_tokens, args.temperature))
+        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "temperature", "threads")}
+        write_json(args.output.with_suffix(".json"), signature(**about))
+    tables(read_csv(args.output))
+
+
+if __name__ == "__main__":
+    run(main)
