@@ -110,9 +110,9 @@ class CalibratedSearch {
     const TextIndex* text_ = nullptr;
     std::size_t proposals_ = 0;
     std::vector<std::pair<double, std::int32_t>> likeliest_;  // scratch of add_proposals(): cost and token
-    std::vector<double> weights_;       // [slots, 2, kEach]: without a long match, with one
-    std::vector<Arc> arcs_;             // of all states that were expanded
-    std::vector<double> conditionals_;  // [arcs]
+    std::vector<double> weights_;                             // [slots, 2, kEach]: without a long match, with one
+    std::vector<Arc> arcs_;                                   // of all states that were expanded
+    std::vector<double> conditionals_;                        // [arcs]
     BestFirst<CalibratedSearch> search_;
 };
 

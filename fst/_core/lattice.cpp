@@ -26,8 +26,8 @@ std::string spelled(double value) {
 void Lattice::assign(const LatticeView& view, const Model* model, const char* name) {
     if (view.slots < 0 || view.k < 1 ||
         view.k > std::numeric_limits<std::int32_t>::max() / 64 / std::max<std::int64_t>(view.slots, 1))
-        refuse(name, "expected tokens [slots, k] with k of at least 1 and fewer than 2^25 in all, got [",
-               view.slots, ", ", view.k, "]");
+        refuse(name, "expected tokens [slots, k] with k of at least 1 and fewer than 2^25 in all, got [", view.slots,
+               ", ", view.k, "]");
     clear(model);
     is_sausage_ = true;
     longest_ = view.slots;

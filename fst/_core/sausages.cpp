@@ -61,8 +61,7 @@ py::tuple calibrated_tree(const Sausages& sausages, const Model* model, const st
         const SharedIndex& text = *texts[i];
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further);
-        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes,
-                                        proposals);
+        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes, proposals);
     });
 }
 
@@ -76,8 +75,7 @@ py::tuple describe(const Sausages& sausages, const Model* model, const SharedInd
     const auto results = results_of(batch, 1, [&](std::int64_t i, Workspace& workspace) {
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further);
-        return workspace.calibrated.describe(workspace.lattice, batch.start_state(i), text.index, tokens,
-                                             proposals);
+        return workspace.calibrated.describe(workspace.lattice, batch.start_state(i), text.index, tokens, proposals);
     });
     const CalibratedSearch::Description& description = results.front();
     Array<float> features({description.tokens.size(), std::size_t{CalibratedSearch::kFeatures}});
