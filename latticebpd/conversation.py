@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from fst.files import PathLike, write_text
+from latticebpd.checks import expect
 from latticebpd.decoding.loop import Generated
 from latticebpd.decoding.session import TextCache
 from latticebpd.drafters.drafter import Drafter
@@ -47,6 +48,18 @@ class Chat:
         out = self.loaded.generate(self.prompts.prompt([*self.turns, text]), self.drafter, **arguments)
         self.turns += [text, self.prompts.text(out.tokens[0, out.prompt_length :].tolist())]
         return out
+
+    def retry(self, **options: Any) -> Generated:
+        """Answer the last turn again, in place of its answer; ValueError if there is none. Only sampling writes another
+        text."""
+        expect(self.turns, "a turn to answer again", "an empty conversation")
+        before = self.turns
+        self.turns = before[:-2]
+        try:
+            return self.answer(before[-2], **options)
+        except BaseException:
+            self.turns = before
+            raise
 
     @property
     def messages(self) -> list[dict[str, str]]:

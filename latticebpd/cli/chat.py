@@ -6,9 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,17 @@ from latticebpd.console import err, quiet_transformers
 
 if TYPE_CHECKING:
     from latticebpd.conversation import Chat
+    from latticebpd.decoding.loop import Generated
 
-COMMANDS = "/new, /system TEXT, /save FILE, /quit"
+RETRY = "/retry"
+COMMANDS = {
+    "/help": "this list",
+    RETRY: "answer the last turn again, with --temperature in other words",
+    "/new": "begin another conversation",
+    "/system TEXT": "the same with that system prompt; without TEXT the model's own",
+    "/save FILE": "write the conversation as one line of JSON",
+    "/quit": "end the chat, as Ctrl-D does",
+}
 
 
 def chat(
@@ -43,10 +52,12 @@ def chat(
     """Chat with a model; the cache is kept between turns.
 
     Answers appear as their tokens are accepted; each is followed by its tokens per call of the model and per second.
-    Ctrl-C ends an answer; Ctrl-D or /quit ends the chat. /new begins another conversation, /system TEXT one with that
-    system prompt, or the model's own without TEXT; /save FILE writes the conversation as one line of JSON.
+    Ctrl-C ends an answer; Ctrl-D or /quit ends the chat. /retry answers the last turn again, /new begins another
+    conversation, /system TEXT one with that system prompt, or the model's own without TEXT; /save FILE writes the
+    conversation as one line of JSON; /help lists these.
 
-    Without a terminal, every line of standard input is a turn.
+    A text of several lines that is pasted in a terminal is one turn, once Enter is pressed. Without a terminal, every
+    line of standard input is a turn.
 
     Example: [bold]latticebpd chat --model smollm2-135m --show-blocks[/bold]
     Example: [bold]printf 'Name a river.\\nAnd another one.\\n' | latticebpd chat --model smollm2-135m[/bold]
@@ -61,20 +72,20 @@ def chat(
         conversation = Chat(loaded, model_options.named_drafter(loaded, system, lm, None))
     in_terminal = _in_terminal()
     if in_terminal:
-        with suppress(ImportError):
-            import_module("readline")  # input() then edits lines and recalls them
-        err.print(f"{loaded.name}, weights: {loaded.weights}. Ctrl-C ends an answer, Ctrl-D the chat; {COMMANDS}")
-    for line in _lines(in_terminal):
+        keys = "Ctrl-C ends an answer, Ctrl-D the chat; /help lists the commands"
+        err.print(f"{loaded.name}, weights: {loaded.weights}. {keys}.")
+    for text in _turns(in_terminal):
         try:
-            if line.startswith("/"):
-                if _run_command(conversation, *line.partition(" ")[::2]):
+            is_command = text.startswith("/") and "\n" not in text
+            if is_command and text != RETRY:
+                if _run_command(conversation, *text.partition(" ")[::2]):
                     break
-            elif line:
+            elif text:
+                answer = conversation.retry if is_command else partial(conversation.answer, text)
                 streamer = streamer_for(loaded.tokenizer, show_blocks)
                 with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
-                    _answer(
-                        conversation, line, pressed, streamer=streamer, acceptance=rule, max_new_tokens=max_new_tokens
-                    )
+                    options = {"streamer": streamer, "acceptance": rule, "max_new_tokens": max_new_tokens}
+                    _print_answer(conversation, partial(answer, **options), pressed)
         except (ValueError, OSError) as error:
             if not in_terminal:
                 raise
@@ -89,19 +100,28 @@ def _in_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _lines(in_terminal: bool) -> Iterator[str]:
-    """What the user types, or what standard input holds, up to its end; Ctrl-C drops a line."""
+def _turns(in_terminal: bool) -> Iterator[str]:
+    """What the user types or pastes, or lines of standard input, up to the end; Ctrl-C drops what was typed."""
+    read = _prompt() if in_terminal else input
     while True:
         try:
-            yield input("> " if in_terminal else "").strip()
+            yield read().strip()
         except EOFError:
-            if in_terminal:
-                print()
             return
         except KeyboardInterrupt:
             if not in_terminal:
                 raise
-            print()
+
+
+def _prompt() -> Callable[[], str]:
+    """Reads a turn from a terminal: it is edited, earlier ones are recalled, Tab completes commands, and what is pasted
+    stays together."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+
+    commands = WordCompleter([name.partition(" ")[0] for name in COMMANDS], sentence=True)
+    session: PromptSession[str] = PromptSession("> ", completer=commands, complete_while_typing=False)
+    return session.prompt
 
 
 def _run_command(conversation: Chat, command: str, argument: str) -> bool:
@@ -115,18 +135,21 @@ def _run_command(conversation: Chat, command: str, argument: str) -> bool:
         err.print(f"{len(conversation.turns)} turns in {path}", style="dim", soft_wrap=True)
     elif command == "/new" and not argument:
         conversation.begin(conversation.system_prompt)
+    elif command == "/help" and not argument:
+        for name, does in COMMANDS.items():
+            err.print(f"{name:14}{does}", soft_wrap=True)
     elif command != "/quit" or argument:
-        raise ValueError(f"expected one of {COMMANDS}, got {command} {argument}".rstrip())
+        raise ValueError(f"expected one of {', '.join(COMMANDS)}, got {command} {argument}".rstrip())
     return command == "/quit"
 
 
-def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: Any) -> None:
+def _print_answer(conversation: Chat, answer: Callable[..., Generated], pressed: threading.Event) -> None:
     """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
     from latticebpd.decoding.decode_rows import accepts_numpy
 
     begun = time.perf_counter()
     stop = accepts_numpy(lambda tokens, scores: pressed.is_set())
-    out = conversation.answer(text, stopping_criteria=[stop], **options)
+    out = answer(stopping_criteria=[stop])
     seconds = time.perf_counter() - begun
     per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""
     read = f"{out.prompt_length - conversation.cache.shared} of {out.prompt_length} tokens of the conversation read"

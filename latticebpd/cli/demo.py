@@ -89,8 +89,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     _say(about(loaded))
     out.print()
     _say(Text(prompt.title, style="bold"))
-    if loaded.in_chat:
-        _say(Text(f"{prompt.text}\n", style="dim"))
+    _say(Text(f"{prompt.text}\n" if loaded.in_chat else "", style="dim"))
     text_of = partial(loaded.tokenizer.decode, skip_special_tokens=True)
     before = "" if loaded.in_chat else prompt.text
     if out.is_terminal:
@@ -109,7 +108,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     costs = [f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in decoded]
     turns = "; the two take turns, each by its own clock" * (len(names) > 1)
     legend = "Each ┃ starts the tokens that one call of the model committed"
-    _say(f"{legend} ({'; '.join(costs)}{turns}).\n")
+    _say(f"\n{legend} ({'; '.join(costs)}{turns}).\n")
 
 
 def _print(result: Demo) -> None:

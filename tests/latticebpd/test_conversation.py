@@ -50,6 +50,23 @@ def test_a_system_prompt_begins_a_conversation_and_nothing_else_is_forgotten(pat
     assert "system\nBe kind.</s>" in loaded.decode(conversation.answer("the city", max_new_tokens=4).sequences[0])
 
 
+def test_the_last_turn_is_answered_again_after_what_came_before_it(path: Path) -> None:
+    conversation = Chat(load(path), NoDrafter())
+    with pytest.raises(ValueError, match="expected a turn to answer again, got an empty conversation"):
+        conversation.retry()
+    for turn in TURNS[:2]:
+        conversation.answer(turn, max_new_tokens=8)
+    before = list(conversation.turns)
+    longer = conversation.retry(max_new_tokens=20)
+    assert conversation.turns[:3] == before[:3]
+    assert conversation.turns[3].startswith(before[3])
+    assert (len(conversation.turns), longer.num_tokens) == (4, 20)
+    turns = list(conversation.turns)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        conversation.retry(max_new_tokens=-1)
+    assert conversation.turns == turns
+
+
 def test_a_conversation_is_saved_as_a_line_of_a_data_set_and_never_in_part(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

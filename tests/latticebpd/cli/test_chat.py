@@ -25,6 +25,9 @@ from tests.helpers.commands import Run
 
 COST = re.compile(r"(\d+) tokens(?:, [\d.]+ a call)?, [\d.]+ a second; (\d+) of (\d+) tokens of the conversation read")
 
+PROMPT = "\x1b[?2004h"
+"""A prompt begins with it: the terminal is to tell pasted text from typed text."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,6 +48,7 @@ def talk(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_in_terminal", lambda: True)
+    monkeypatch.setattr(command, "_prompt", lambda: input)
 
 
 def answers(model: Path, *turns: str, system_prompt: str | None = None) -> list[str]:
@@ -84,17 +88,48 @@ def test_commands_begin_anew_and_save(talk: Run, model: Path, tmp_path: Path) ->
     assert len(COST.findall(err)) == 3  # nothing after /quit
 
 
-@pytest.mark.parametrize("line", ["/nothing", "/save", "/new x", "/quit now"])
-def test_unknown_commands_end_with_one_line_and_in_a_terminal_do_not(
-    talk: Run, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+def test_help_lists_the_commands_on_lines_that_fit_a_terminal(talk: Run) -> None:
+    status, out, err = talk("/help")
+    assert (status, out) == (0, "")
+    names = [re.split(r"  +", line)[0] for line in err.splitlines()]
+    assert names == ["/help", "/retry", "/new", "/system TEXT", "/save FILE", "/quit"]
+    assert max(map(len, err.splitlines())) <= 80
+
+
+def test_the_last_turn_is_answered_again_in_place_of_its_answer(talk: Run, tmp_path: Path) -> None:
+    options = ("--temperature", 2.0, "--seed", 1)
+    first, second = tmp_path / "one.json", tmp_path / "two.json"
+    lines = ("the city", f"/save {first}", "/retry", f"/save {second}")
+    status, _, err = talk(*lines, options=options)
+    assert status == 0, err
+    (user, one), (same, other) = (json.loads(path.read_text())["messages"] for path in (first, second))
+    assert user == same
+    assert one != other
+    assert len(COST.findall(err)) == 2
+    assert COST.findall(err)[1][1] == "1"  # nothing but the prompt's last token is read again
+
+
+INTENDED = "/help, /retry, /new, /system TEXT, /save FILE, /quit"
+
+
+@pytest.mark.parametrize("line", ["/nothing", "/save", "/new x", "/quit now", "/retry now"])
+def test_unknown_commands_end_with_one_line(talk: Run, line: str) -> None:
     status, out, err = talk(line, "the city")
-    expected = f"latticebpd: error: expected one of /new, /system TEXT, /save FILE, /quit, got {line}"
+    assert (status, out, err.strip()) == (2, "", f"latticebpd: error: expected one of {INTENDED}, got {line}")
+
+
+def test_nothing_can_be_answered_again_before_the_first_turn(talk: Run) -> None:
+    status, out, err = talk("/retry")
+    expected = "latticebpd: error: expected a turn to answer again, got an empty conversation"
     assert (status, out, err.strip()) == (2, "", expected)
-    monkeypatch.setattr(command, "_in_terminal", lambda: True)
-    status, out, err = talk(line, "the city", "/save /proc/nothing/chat.json")
+
+
+@pytest.mark.usefixtures("in_terminal")
+@pytest.mark.parametrize("line", ["/nothing", "/save", "/new x", "/quit now", "/retry"])
+def test_in_a_terminal_a_wrong_command_ends_nothing(talk: Run, line: str) -> None:
+    status, _, err = talk(line, "the city", "/save /proc/nothing/chat.json")
     assert status == 0
-    assert expected in err
+    assert "\nlatticebpd: error: expected " in err
     assert COST.search(err)
     assert "/proc/nothing" in err.splitlines()[-1]
 
@@ -161,13 +196,31 @@ def test_an_interrupt_without_a_terminal_ends_the_program(talk: Run, monkeypatch
     assert not COST.search(err)
 
 
+@pytest.mark.usefixtures("in_terminal")
+def test_a_text_of_several_lines_is_one_turn_and_no_command(
+    talk: Run, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pasted, typed = "/new\nthe river", iter(["the city", "/new\nthe river", f"/save {tmp_path / 'x.json'}"])
+
+    def read() -> str:
+        for text in typed:
+            return text
+        raise EOFError
+
+    monkeypatch.setattr(command, "_prompt", lambda: read)
+    assert talk()[0] == 0
+    messages = json.loads((tmp_path / "x.json").read_text())["messages"]
+    assert [each["content"] for each in messages[::2]] == ["the city", pasted]
+
+
 @pytest.mark.long
-def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(model: Path) -> None:
-    """Ctrl-C while an answer is written, Ctrl-C at the prompt, an answer, Ctrl-D."""
+def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(model: Path, tmp_path: Path) -> None:
+    """Ctrl-C while an answer is written, Ctrl-C at the prompt, a pasted text that is one turn, Ctrl-D."""
     here, there = pty.openpty()
     arguments = ["chat", "--model", str(model), "--max-new-tokens", "400", "--show-blocks"]
     environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    shown = ""
+    environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody answers here where the cursor is
+    shown, saved = "", tmp_path / "chat.json"
 
     def until(done: Callable[[str], object]) -> None:
         nonlocal shown
@@ -182,18 +235,23 @@ def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(
         start_new_session=True, preexec_fn=lambda: os.close(os.open(os.ttyname(there), os.O_RDWR)),
     )  # fmt: skip
     try:
-        until(lambda text: text.endswith("> "))
-        os.write(here, b"the city\n")
+        until(lambda text: text.count(PROMPT) == 1)
+        os.write(here, b"the city\r")
         until(lambda text: "┃" in text)
         os.write(here, b"\x03")
-        until(lambda text: "; interrupted" in text and text.endswith("> "))
+        until(lambda text: "; interrupted" in text and text.count(PROMPT) == 2)
         os.write(here, b"half a line")
-        until(lambda text: text.endswith("half a line"))
-        time.sleep(0.5)  # an interrupt between readline's output and its wait for input would not wake it
+        until(lambda text: "half a line" in text)
         os.write(here, b"\x03")
-        until(lambda text: text.count("> ") >= 3 and text.endswith("> "))
-        os.write(here, b"/new\nthe river\n")
-        until(lambda text: len(COST.findall(text)) == 2 and text.endswith("> "))
+        until(lambda text: text.count(PROMPT) == 3)
+        os.write(here, b"/new\r")
+        until(lambda text: text.count(PROMPT) == 4)
+        os.write(here, b"\x1b[200~the river\nthe king\x1b[201~")
+        until(lambda text: "the king" in text)
+        os.write(here, b"\r")
+        until(lambda text: len(COST.findall(text)) == 2 and text.count(PROMPT) == 5)
+        os.write(here, f"/save {saved}\r".encode())
+        until(lambda text: text.count(PROMPT) == 6)
         os.write(here, b"\x04")
         assert program.wait(60) == 0
     finally:
@@ -203,3 +261,4 @@ def test_in_a_terminal_answers_stream_in_colour_and_control_keys_do_as_they_say(
     assert "\x1b[32m" in shown
     assert "\x1b[36m" in shown
     assert int(COST.findall(shown)[0][0]) < 400
+    assert json.loads(saved.read_text())["messages"][0]["content"] == "the river\nthe king"

@@ -149,7 +149,7 @@ def test_the_text_shown_is_as_short_as_the_others_are_asked_to_be(loaded: Loaded
 def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: Loaded) -> None:
     status, out, err = run("demo", "--prompts", 1, "--max-new-tokens", 8)
     assert status == 0, err
-    first, _, _, *rest = out.splitlines()
+    first, _, _, _, *rest = out.splitlines()
     assert first.startswith("The bundled model is a toy: 6M parameters")
     assert "\n".join(rest).startswith(shown_decode(loaded, TOY)[0].text)
     assert out.count("┃") >= 3
