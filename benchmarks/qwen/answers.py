@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common import options, run
 from fst.files import replacing
 from latticebpd.lattices.texts import Texts
-from lm_training.data.distill import distilled_directory
+from lm_training.data.sequences import distilled_directory
 
 
 def pack(written: Path, path: Path) -> None:

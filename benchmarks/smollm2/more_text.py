@@ -31,7 +31,7 @@ from benchmarks.study.kim_tasks import DOCUMENTS, TASKS, documents, shingles
 from fst.files import save_array
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.chat import ChatTemplate
-from lm_training.data.distill import distilled_directory
+from lm_training.data.sequences import distilled_directory
 
 SEED = 20261123
 COUNT = 48_000

@@ -9,8 +9,9 @@ import typer
 
 from fst.files import require_writable
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import require_inputs
 from latticebpd.cli.tables import print_table
-from latticebpd.console import err, print_json, progress, writable_plot
+from latticebpd.console import err, next_command, print_json, progress, writable_plot
 
 
 def calibrate(
@@ -41,6 +42,7 @@ def calibrate(
     path = calibration_path(lm)
     if write:
         require_writable(path, "file", "folder")
+    require_inputs([lm, *files])
     expect(not lm.is_dir(), "an n-gram model", "a neural rescorer, which calibrated trees cannot ask", of=lm)
     model = NgramModel.load(lm)
     with progress() as bar:
@@ -74,3 +76,7 @@ def calibrate(
     bins = zip(reliability.predicted, reliability.observed, reliability.count, strict=True)
     rows = ([f"{predicted:.3f}", f"{observed:.3f}", f"{count}"] for predicted, observed, count in bins if count)
     print_table("drafted tokens by predicted probability", ("predicted", "right", "tokens"), rows)
+    if not write:
+        next_command("calibrate {} --lm {} --write", files[0], lm)
+    elif (lm.parent / "config.json").exists():
+        next_command("generate TEXT --model {}", lm.parent)

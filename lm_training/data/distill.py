@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from latticebpd.decoding.generation_config import GenerationSettings, beams_igno
 from latticebpd.decoding.loop import EXACT, RowBatch, generate
 from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
-from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
+from latticebpd.lattices.shards import shares
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.lattices.values import as_tensor
 from latticebpd.models.engine.engine_model import EngineModel
@@ -42,8 +41,7 @@ from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import StateOptions, save_states, states_of
-
-SETTINGS = "distill.json"
+from lm_training.data.sequences import START, distilled_directory
 
 
 @dataclass(frozen=True)
@@ -78,20 +76,6 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
     wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
     expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
-
-
-def distilled_directory(path: PathLike) -> ShardDirectory:
-    """The directory that `distill` fills."""
-    return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", count=_num_shards)
-
-
-def _num_shards(settings: dict[str, Any]) -> int:
-    return -(-whole_number(settings, "prompts") // DistillOptions(**settings["options"]).shard_prompts)
-
-
-def load_distilled(directory: PathLike) -> Texts:
-    """All sequences of a directory that `distill` has filled; ValueError if it is not one, or incomplete."""
-    return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,6 +226,7 @@ def distill(
     prompts, target = prompts.prompts(), target_model(model)
     _check_fit(target, prompts, options)
     shards, kept = distilled_directory(directory), hidden_states.states_directory(directory)
+    stock = target if isinstance(target, TransformersModel) else None
     size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
     if isinstance(target, EngineModel):
         expect(options.num_beams == 1, "one beam on the CPU engine", options.num_beams, "load with weights='torch'")
@@ -256,7 +241,8 @@ def distill(
         else:
             writer = partial(in_batches, partial(by_generate, target, options.num_beams, length), size)
     decisive = {name: getattr(options, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
-    settings = {"options": decisive, "model": target.fingerprint, **hidden_states.rounded_weights(target)}
+    start = {START: stock.start_id} if stock is not None and stock.is_encoder_decoder else {}
+    settings = {"options": decisive, "model": target.fingerprint, **hidden_states.rounded_weights(target), **start}
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = token_dtype(max(target.source_vocab_size, target.vocab_size))
     if states is not None:

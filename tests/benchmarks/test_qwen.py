@@ -15,7 +15,7 @@ from benchmarks.qwen import prompts as qwen
 from benchmarks.qwen.answers import pack, unpack
 from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, spans
 from latticebpd.lattices.texts import Texts
-from lm_training.data.distill import distilled_directory, load_distilled
+from lm_training.data.sequences import distilled_directory, load_distilled
 from tests.helpers.prompt_sources import WORDS, save_sources
 
 

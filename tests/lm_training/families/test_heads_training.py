@@ -34,7 +34,8 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import train_tokenizer
-from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill
+from lm_training.data.sequences import load_distilled
 from lm_training.families.heads import train_heads
 from lm_training.training.training_loop import Process
 from lm_training.training.training_options import HeadTraining
