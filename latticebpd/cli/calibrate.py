@@ -33,16 +33,17 @@ def calibrate(
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
-    from fst import NgramModel
-    from latticebpd.measuring.calibrate import calibrate as calibrated
-    from latticebpd.measuring.lattice_files import num_lattices
-    from latticebpd.measuring.needed_slots import with_needed_slots
     from latticebpd.scoring.calibration import calibration_path
 
     path = calibration_path(lm)
     if write:
         require_writable(path, "file", "folder")
     require_inputs([lm, *files])
+    from fst import NgramModel
+    from latticebpd.measuring.calibrate import calibrate as calibrated
+    from latticebpd.measuring.lattice_files import num_lattices
+    from latticebpd.measuring.needed_slots import with_needed_slots
+
     expect(not lm.is_dir(), "an n-gram model", "a neural rescorer, which calibrated trees cannot ask", of=lm)
     model = NgramModel.load(lm)
     with progress() as bar:

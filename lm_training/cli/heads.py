@@ -22,12 +22,15 @@ def _complete(model: str, output: Path, fine_tuned: bool) -> None:
     from fst.files import copy, replacing_files
     from latticebpd.models.catalogue import GGUF_NAME, resolved
     from latticebpd.models.gguf.gguf_file import is_gguf
-    from latticebpd.models.load_target import load_tokenizer as load_any
+    from latticebpd.models.model_tokenizer import ModelTokenizer
+    from lm_training.data.text_tokenizer import tokenizer_of
 
     path = Path(resolved(model))
     if not path.is_dir():
         with suppress(ValueError), replacing_files(output) as folder:
-            load_any(model).save_pretrained(folder)
+            tokenizer = tokenizer_of(resolved(model))
+            saved = tokenizer.for_transformers() if isinstance(tokenizer, ModelTokenizer) else tokenizer
+            saved.save_pretrained(folder)
     file = path / GGUF_NAME if path.is_dir() else path
     if not fine_tuned and is_gguf(file):
         copy(file, output / GGUF_NAME)

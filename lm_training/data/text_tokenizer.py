@@ -60,13 +60,13 @@ def named_tokenizer(name: str | os.PathLike[str]) -> tuple[Tokenizer, str | None
         # The settings next to a model's tokenizer name its end of text; the ids are those of the file alone.
         has_settings = path.name == FILE and path.with_name("tokenizer_config.json").is_file()
         return tokenizer, ModelTokenizer.of_folder(path.parent).eos_token if has_settings else None
-    loaded = _of_model(resolved(name))
+    loaded = tokenizer_of(resolved(name))
     expect(getattr(loaded, "backend_tokenizer", None) is not None, WANTED, type(loaded).__name__, of=os.fspath(name))
     return loaded.backend_tokenizer, loaded.eos_token
 
 
-def _of_model(path: Path | str) -> Any:
-    """A model's tokenizer; without loading ``transformers`` where that can be."""
+def tokenizer_of(path: Path | str) -> Any:
+    """A model's tokenizer: a `ModelTokenizer`, or where that cannot read it, one of ``transformers``."""
     if isinstance(path, Path) and (path / FILE).is_file():
         return ModelTokenizer.of_folder(path)
     try:
