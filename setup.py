@@ -1,6 +1,7 @@
 """The compiled core and kernels; everything else about the package stands in setup.cfg.
 
 LATTICEBPD_WERROR=1: warnings are errors. LATTICEBPD_SANITIZE=1: with AddressSanitizer and UndefinedBehaviorSanitizer.
+LATTICEBPD_JOBS=n: files compiled at the same time, by default one on each processor, at most eight, for memory.
 """
 
 import os
@@ -9,7 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from pybind11.setup_helpers import Pybind11Extension, build_ext
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import setup
 
 SHARED = sorted(glob("fst/include/fst/*.hpp"))
@@ -28,6 +29,8 @@ if os.environ.get("LATTICEBPD_SANITIZE"):
 links = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
 if os.environ.get("LATTICEBPD_WERROR"):
     flags.append("-Werror")
+
+ParallelCompile("LATTICEBPD_JOBS", default=min(8, os.cpu_count() or 1)).install()
 
 
 class BuildExtensions(build_ext):

@@ -117,12 +117,12 @@ def taught(arguments: argparse.Namespace) -> Path:
 
 
 def translate(arguments: argparse.Namespace, teacher: Path, text: Path, result: Path) -> None:
-    """A text's sources with the teacher's translations, as shards and as a corpus."""
-    encoded, corpus = result.with_name(f"{result.name}-sources.npz"), result.with_name(f"{result.name}.npy")
+    """A text's sources with the teacher's translations."""
+    encoded = result.with_name(f"{result.name}-sources.npz")
     fields = f"--prompt-template {{{arguments.source}}} --answer-field {arguments.target} --tokenizer"
-    tokenizer, beams = teacher / "tokenizer.json", "--num-beams 5 --max-new-tokens 64 --corpus"
+    tokenizer, beams = teacher / "tokenizer.json", "--num-beams 5 --max-new-tokens 64"
     common.stage(encoded, lambda: common.latticebpd("train encode", text, fields, tokenizer, "-o", encoded))
-    common.stage(corpus, lambda: common.latticebpd("distill", encoded, "--model", teacher, "-o", result, beams, corpus))
+    common.latticebpd("distill", encoded, "--model", teacher, "-o", result, beams)  # goes on from what is there
 
 
 def cut(text: Path, result: Path, lines: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -108,6 +109,15 @@ def print_json(record: Any) -> None:
     """One JSON value on standard output and nothing else."""
     text = json.dumps(record, ensure_ascii=False)  # which escapes only the control characters below 32
     print(re.sub(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def next_command(words: str, *files: object) -> None:
+    """The last line of a command whose result another command reads: that one.
+
+    words: of the command, ``{}`` in place of each of the files; what it needs besides is in capitals.
+    """
+    line = words.format(*(shlex.quote(str(file)) for file in files))
+    err.print(f"next: latticebpd {line}", soft_wrap=True)
 
 
 def _refusal(*kinds: Literal["file", "folder"]) -> Callable[[Any], Any]:

@@ -32,7 +32,9 @@ from latticebpd.models.transformers.checkpoints import load_base
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import corpus as corpora
 from lm_training.data.corpus import Document, is_held_out
-from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill
+from lm_training.data.sequences import load_distilled
+from lm_training.data.text_tokenizer import end_of_text_id
 from lm_training.families.heads import train_blockwise, train_heads
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.ngram.backoff import estimate_backoff
@@ -135,12 +137,13 @@ def make(data: Path, work: Path, options: BlockwiseTraining) -> None:
     def build_corpus() -> None:
         documents = list(corpus_documents(data, held_out=False))
         random.Random(0).shuffle(documents)
-        save_array(work / "train.npy", corpora.encode_documents(documents, tokenizer))
+        save_array(work / "train.npy", corpora.encode_documents(documents, tokenizer, end))
 
     tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
-    corpus, end = corpora.load_tokens([stage(work / "train.npy", build_corpus)]), corpora.end_of_text_id(tokenizer)
-    held = work / "held.npy"
-    stage(held, lambda: save_array(held, corpora.encode_documents(corpus_documents(data, held_out=True), tokenizer)))
+    end, held = end_of_text_id(tokenizer), work / "held.npy"
+    corpus = corpora.load_tokens([stage(work / "train.npy", build_corpus)])
+    validation_text = corpus_documents(data, held_out=True)
+    stage(held, lambda: save_array(held, corpora.encode_documents(validation_text, tokenizer, end)))
     validation = corpora.load_tokens([held])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 

@@ -35,7 +35,7 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
 from latticebpd.report.theme import MARKERS, SERIES, STYLE
-from lm_training.data.distill import load_distilled
+from lm_training.data.sequences import load_distilled
 
 HEADS, OWN, OWN_NAMES = (3, 6, 9), "own", ("squad", "dialogsum", "code")
 NAMES = ("lambada", "squad", "policyqa", "dialogsum", "code", "news")

@@ -39,7 +39,7 @@ from latticebpd.report.theme import SERIES, STYLE
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import calibrated_scorer
 from lm_training.data.pairs import encode_pairs, read_pairs, save_tokenizer
-from lm_training.data.training_data import load_texts
+from lm_training.data.sequences import load_texts
 from lm_training.families.heads import train_heads
 from lm_training.families.translators import load_translator
 from lm_training.training.training_options import HeadTraining

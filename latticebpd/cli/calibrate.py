@@ -9,8 +9,9 @@ import typer
 
 from fst.files import require_writable
 from latticebpd.checks import expect
+from latticebpd.cli.input_data import require_inputs
 from latticebpd.cli.tables import print_table
-from latticebpd.console import err, print_json, progress, writable_plot
+from latticebpd.console import err, next_command, print_json, progress, writable_plot
 
 
 def calibrate(
@@ -37,17 +38,19 @@ def calibrate(
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
+    from latticebpd.scoring.calibration import calibration_path
+
+    path = calibration_path(lm)
+    if write:
+        require_writable(path, "file", "folder")
+    require_inputs([lm, *files])
     from fst import NgramModel
     from latticebpd.lattices.shards import stored_texts
     from latticebpd.measuring.calibrate import calibrate as calibrated
     from latticebpd.measuring.calibrate import calibrate_texts
     from latticebpd.measuring.lattice_files import num_lattices
     from latticebpd.measuring.needed_slots import with_needed_slots
-    from latticebpd.scoring.calibration import calibration_path
 
-    path = calibration_path(lm)
-    if write:
-        require_writable(path, "file", "folder")
     expect(not lm.is_dir(), "an n-gram model", "a neural rescorer, which calibrated trees cannot ask", of=lm)
     model = NgramModel.load(lm)
     texts = stored_texts(files)
@@ -89,3 +92,7 @@ def calibrate(
     bins = zip(reliability.predicted, reliability.observed, reliability.count, strict=True)
     rows = ([f"{predicted:.3f}", f"{observed:.3f}", f"{count}"] for predicted, observed, count in bins if count)
     print_table("drafted tokens by predicted probability", ("predicted", "right", "tokens"), rows)
+    if not write:
+        next_command("calibrate {} --lm {} --write", files[0], lm)
+    elif (lm.parent / "config.json").exists():
+        next_command("generate TEXT --model {}", lm.parent)

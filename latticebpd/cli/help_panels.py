@@ -23,7 +23,7 @@ FIRST = {
     "serve": "model host port api_key rows queue max_tokens",
     "jacobi": "model algorithm source target json",
     "ddg": "model output limit json",
-    "distill": "model output prompts max_new_tokens batch_size corpus_output weights",
+    "distill": "model output prompts max_new_tokens batch_size weights",
     "profile": "model output columns weights threads json",
     "lm train": "output order smoothing tokenizer max_ngrams",
     "lm kenlm": "output order prune tokenizer",

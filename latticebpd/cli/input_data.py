@@ -28,6 +28,21 @@ def readable(paths: Any) -> Any:
     return paths
 
 
+def require_inputs(paths: Iterable[Path], *models: str | Path | None) -> None:
+    """Refuse data sets and models that do not exist, before anything slow is imported or loaded.
+
+    Raises FileNotFoundError for a path, ValueError for a model's name.
+    """
+    from latticebpd.models.catalogue import resolved
+
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(2, "expected a file", str(path))
+    for model in models:
+        if model is not None:
+            resolved(model)
+
+
 def read_texts(
     path: Path,
     prompts: PlainText,
@@ -41,7 +56,7 @@ def read_texts(
     name says, or holds no text.
 
     ``.npy`` token ids are cut into windows; where there are more than ``limit``, windows are taken from all over the
-    array. ``.npz`` sequences (``latticebpd distill`` writes them) know their prompts. Of Spec-Bench's questions the
+    array. Sequences (``.npz``, folders of ``latticebpd distill``) know their prompts. Of Spec-Bench's questions the
     first turn is the prompt. Conversations (``messages``) go up to the model's last turn, which follows. Every other
     text is cut: its first tokens are the prompt.
 
@@ -52,14 +67,15 @@ def read_texts(
     sources: the prompts are an encoder–decoder's sources, so none is cut.
     """
     from latticebpd.lattices.texts import Texts
+    from lm_training.data.sequences import holds_sequences, load_texts
 
     wanted = "text or sequences (.npz) as an encoder–decoder's sources"
     expect(not sources or path.suffix != ".npy", wanted, "an array of token ids", of=path)
     max_prompt_tokens = sys.maxsize if sources else max_prompt_tokens
     if path.suffix == ".npy":
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
-    elif path.suffix == ".npz":
-        pairs = Texts.load(path).items()
+    elif holds_sequences(path):
+        pairs = load_texts(path, 0).items()
     elif (kind := _records_of(path)) is not None:
         if kind == "questions":
             from latticebpd.measuring.questions import read_questions

@@ -10,9 +10,9 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.cli.input_data import read_texts, readable
+from latticebpd.cli.input_data import read_texts, readable, require_inputs
 from latticebpd.cli.model_options import BIGRAM, CHAT, DRAFTER_MODEL, IGNORE_BEAMS, PART, SYSTEM_PROMPT, WEIGHTS
-from latticebpd.console import err, progress, quiet_transformers, writable
+from latticebpd.console import err, next_command, progress, quiet_transformers, writable
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -54,6 +54,7 @@ def lattices(
     single = output.suffix == ".npz"
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
+    require_inputs([] if prompts is None else [prompts], model, drafter_model)
     quiet_transformers()
     from latticebpd.drafters import bundled
     from latticebpd.lattices.shards import parse_part, share_size
@@ -93,6 +94,10 @@ def lattices(
             raise ValueError(f"{source}: {error}") from error
     amount = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} text{'s' * (len(data) != 1)}"
     err.print(f"{output}: {amount} of {slots} slots x {k}")
+    if model is not None and drafter_model is None and loaded.lm is not None:
+        next_command("calibrate {} --lm {} --write", output, loaded.lm)
+    else:
+        next_command("compare {}", output)
 
 
 def rescore(

@@ -108,7 +108,8 @@ class ModelTokenizer:
         from transformers import PreTrainedTokenizerFast
 
         named = {name: token for name, token in self.special_tokens_map.items() if name in SPECIAL}
-        return PreTrainedTokenizerFast(tokenizer_object=self.backend_tokenizer, **named)
+        template = self.chat_template
+        return PreTrainedTokenizerFast(tokenizer_object=self.backend_tokenizer, chat_template=template, **named)
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         """A token as the vocabulary spells it, None for no token's id; a list of them for several ids."""

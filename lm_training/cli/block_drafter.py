@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.console import err, quiet_transformers
+from latticebpd.cli.input_data import require_inputs
+from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, OUTPUT, VALIDATION, base_type, require_texts, with_options
 from lm_training.training.training_options import BlockDrafterTraining
 
@@ -58,6 +59,7 @@ def block_drafter(
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o selected
         --selector[/bold]
     """
+    require_inputs([*data, validation], model)
     quiet_transformers()
     import torch
 
@@ -128,3 +130,5 @@ def block_drafter(
             err.print("no stored hidden states for all texts: the target reads them anew for each update")
         warm_start = warm_start and head_on is None
         train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start, model)
+    if not process.rank:
+        next_command("generate TEXT --model {} --drafter-model {}", model, output)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.console import load_tokenizer
+from latticebpd.cli.input_data import require_inputs
+from latticebpd.console import next_command
 from lm_training.cli.options import DEVICE, NUM_HEADS, OUTPUT, with_options
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.training_options import BlockwiseTraining
@@ -30,12 +31,15 @@ def blockwise(
     Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o
         model[/bold]
     """
+    from lm_training.data.text_tokenizer import text_tokenizer
+
+    require_inputs([*corpus, validation])
+    bpe, end = text_tokenizer(tokenizer)
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.cli.training_run import training_run
-    from lm_training.data.corpus import end_of_text_id, load_tokens
+    from lm_training.data.corpus import load_tokens
     from lm_training.families.heads import train_blockwise
 
-    bpe = load_tokenizer(tokenizer)
     tokens, held_out = load_tokens(corpus), load_tokens([validation])
     shape = BlockwiseShape(
         vocab_size=bpe.get_vocab_size(),
@@ -47,4 +51,6 @@ def blockwise(
     )
     fingerprint = vocabulary_fingerprint(bpe.get_vocab())
     with training_run(output, options, device, [tokenizer]) as process:
-        train_blockwise(tokens, held_out, output, shape, options, end_of_text_id(bpe), fingerprint, process)
+        train_blockwise(tokens, held_out, output, shape, options, end, fingerprint, process)
+    if not process.rank:
+        next_command("generate TEXT --model {}", output)

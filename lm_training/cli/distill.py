@@ -7,10 +7,18 @@ from typing import Any
 
 import typer
 
-from latticebpd.cli.input_data import readable
+from latticebpd.cli.input_data import readable, require_inputs
 from latticebpd.cli.model_options import WEIGHTS
-from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
+from latticebpd.console import err, next_command, quiet_transformers, writable_folder
 from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type
+
+HELD_OUT = "-held-out"
+"""How the folder of held-out texts is called, after that of the texts to learn from."""
+
+
+def heads_command(learnt: Path | str, held_out: Path, model: str) -> None:
+    """Name the command that trains heads on written texts."""
+    next_command("train heads {} --validation {} --model {} -o heads", learnt, held_out, model)
 
 
 def distill(
@@ -29,9 +37,9 @@ def distill(
     layers: str | None = LAYERS,
     copies: bool = typer.Option(False, "--copies", help="Draft by prompt lookup; same output."),
     part: str | None = PART,
-    corpus_output: Path | None = typer.Option(None, "--corpus", callback=writable_file, help="Corpus for `lm train`."),
-    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: n-gram order minus 1."),
-    tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
+    tokenizer: str | None = typer.Option(
+        None, help="Tokenizer of text: a tokenizer.json, or a model's; by default its own."
+    ),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
     base_dtype: str = BASE_DTYPE,
@@ -47,45 +55,43 @@ def distill(
     Example: [bold]latticebpd distill corpus.npy --model model -o distilled --prompts 16384[/bold]
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
     """
+    require_inputs(data, model)
     quiet_transformers()
-    from fst.files import save_array
     from latticebpd.console import positive_numbers
     from latticebpd.drafters import PromptNgramDrafter
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.catalogue import resolved
     from latticebpd.models.load_target import load_target
-    from latticebpd.models.transformers.transformers_model import TransformersModel
     from latticebpd.models.weight_kinds import TORCH
     from lm_training.cli.training_run import device_of, token_progress
     from lm_training.data.corpus import corpus_ids
-    from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled, suits_loop
+    from lm_training.data.distill import DistillOptions, corpus_prompts, suits_loop
     from lm_training.data.distill import distill as write
     from lm_training.data.hidden_states import StateOptions
-    from lm_training.data.training_data import load_texts
+    from lm_training.data.sequences import holds_sequences, load_distilled, load_texts
+    from lm_training.data.text_tokenizer import text_tokenizer
 
     mine = parse_part(part)
     states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None
     if num_beams > 1 and weights not in (None, TORCH):
         raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
+    are_texts = [holds_sequences(path) for path in data]
+    if any(are_texts) and not all(are_texts):
+        raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one by one")
+    given = [load_texts(path, 0) for path in data] if all(are_texts) else []
     kind: dict[str, Any] = {"device": device_of(device), "dtype": base_type(base_dtype), "ignore_beams": num_beams == 1}
     target = load_target(model, weights if num_beams == 1 else TORCH, **kind)
     if weights is None and target.weights != TORCH and not suits_loop(target):  # generate() honours its config
         target = load_target(model, TORCH, **kind)
     end_ids = target.eos_ids
-    are_texts = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(are_texts):
-        sequences = Texts.joined([load_texts(path, 0) for path in data])
-    elif any(are_texts):
-        raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one by one")
+        sequences = Texts.joined(given)
     elif target.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
         encoded = all(path.suffix == ".npy" for path in data)
-        encoder = None if encoded else load_tokenizer(tokenizer or Path(resolved(model)) / "tokenizer.json")
+        encoder = None if encoded else text_tokenizer(tokenizer or model, str(end_ids[0]) if end_ids else None)
         sequences = corpus_prompts(corpus_ids(data, encoder, field), prompts, prompt_tokens, end_ids, seed)
-    if corpus_output is not None and not end_ids:
-        raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
     options = DistillOptions(max_new_tokens, num_beams, shard_prompts, batch_size)
     with token_progress("prompts", share_size(len(sequences), shard_prompts, mine)) as report:
         write(target, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
@@ -93,10 +99,11 @@ def distill(
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return
     text = load_distilled(output)
-    if corpus_output is not None:
-        # The first token of an encoder-decoder's text is predicted from its start token.
-        read = text
-        if isinstance(target, TransformersModel) and target.is_encoder_decoder:
-            read, history = text.answers(target.start_id), max(1, history)
-        save_array(corpus_output, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")
+    if output.name.endswith(HELD_OUT):
+        learnt = output.with_name(output.name.removesuffix(HELD_OUT))
+        heads_command(learnt if learnt.exists() else "WRITTEN", output, model)
+    elif (held_out := output.with_name(f"{output.name}{HELD_OUT}")).exists():
+        heads_command(output, held_out, model)
+    else:
+        next_command("distill HELD-OUT --model {} -o {} --prompts 256", model, held_out)

@@ -9,7 +9,8 @@ import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import readable
-from latticebpd.console import err, load_tokenizer, progress, writable
+from latticebpd.console import err, next_command, progress, writable
+from lm_training.cli.options import END_OF_TEXT
 
 if TYPE_CHECKING:
     from lm_training.data.templates import Template
@@ -19,7 +20,7 @@ def encode(
     inputs: list[Path] = typer.Argument(
         ..., callback=readable, help="Text, JSONL (also .gz, .xz, .zst), Parquet, or saved `datasets`."
     ),
-    tokenizer: Path = typer.Option(..., help="tokenizer.json, next to its chat template."),
+    tokenizer: str = typer.Option(..., help="tokenizer.json, or a model: directory, .gguf file or name."),
     output: Path = typer.Option(
         ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of shards."
     ),
@@ -31,7 +32,7 @@ def encode(
     chat: bool = typer.Option(False, "--chat", help="Use the tokenizer's chat template, for messages or prompts."),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Prompts without answers, for `distill`."),
-    end_of_text: str | None = typer.Option(None, help="Token that ends texts; <|endoftext|>, or the chat template's."),
+    end_of_text: str | None = END_OF_TEXT,
     max_tokens: int | None = typer.Option(None, min=2, help="Skip longer sequences."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; they do not change the result."),
@@ -42,34 +43,35 @@ def encode(
     A corpus is a sequence of documents, each ending with the end-of-text token; training cuts it into windows. Of
     prompts and answers, only answers have a loss. Bad lines are skipped and reported with file and line number.
 
-    Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
+    Example: [bold]latticebpd train encode corpus.jsonl --tokenizer model -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]
     Example: [bold]latticebpd train encode chats.jsonl --chat --tokenizer model/tokenizer.json -o chats.npz[/bold]
     Example: [bold]latticebpd train encode pairs.jsonl --prompt-template '{en}' --answer-field de --tokenizer t.json -o
         pairs.npz[/bold]
     """
-    from lm_training.data.corpus import END_OF_TEXT, end_of_text_id
     from lm_training.data.encoding import Encoding, encode_files, write_encoded
     from lm_training.data.records import BadRecords
+    from lm_training.data.text_tokenizer import end_of_text_id, named_tokenizer
 
     expect(system_prompt is None or chat, "--chat with --system-prompt", "none", "a system prompt begins a chat")
     messages = chat and task is None and prompt_template is None
     asked = _template(task, prompt_template, answer_field, prompts_only and not messages)
     wanted, documents = "sequences (.npz) or a directory for prompts and answers", not chat and asked is None
     expect(documents or output.suffix != ".npy", wanted, "a corpus", "they would run together", of=output)
-    bpe = load_tokenizer(tokenizer)
+    bpe, own_end = named_tokenizer(tokenizer)
     conversation = None
     if chat:
         from latticebpd.models import load_target
         from latticebpd.models.chat import ChatTemplate
         from lm_training.data.templates import Conversation
 
-        template = ChatTemplate(load_target.load_tokenizer(tokenizer.parent), None, system_prompt)
+        model = Path(tokenizer).parent if Path(tokenizer).is_file() and Path(tokenizer).suffix == ".json" else tokenizer
+        template = ChatTemplate(load_target.load_tokenizer(model), None, system_prompt)
         conversation = Conversation(template, asked, prompts_only)
     if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
         end_id = conversation.chat.turn_ends[0]
     else:
-        end_id = end_of_text_id(bpe, end_of_text or END_OF_TEXT)
+        end_id = end_of_text_id(bpe, end_of_text or own_end, tokenizer)
     encoding = Encoding(end_id, conversation or asked, field, text_lines, max_tokens, shard_records)
     bad = BadRecords(strict)
     with progress() as bar:
@@ -81,6 +83,10 @@ def encode(
     if done.too_long:
         err.print(f"{done.too_long} sequences of more than {max_tokens} tokens left out")
     err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")
+    if prompts_only or documents:
+        next_command("distill {} --model MODEL -o written", output)
+    else:
+        next_command("train heads {} --validation HELD-OUT --model MODEL -o heads", output)
 
 
 def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool) -> Template | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli.input_data import require_inputs
 from latticebpd.cli.model_options import WEIGHTS
-from latticebpd.console import err, quiet_transformers
+from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type, require_texts
 
 
@@ -32,13 +33,14 @@ def hidden(
     Example: [bold]latticebpd train hidden written --model model[/bold]
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
     """
+    require_inputs(data, model)
     quiet_transformers()
     from latticebpd.console import positive_numbers
     from latticebpd.lattices.shards import parse_part, share_size
     from latticebpd.models.load_target import load_target
     from lm_training.cli.training_run import device_of, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
-    from lm_training.data.training_data import load_texts
+    from lm_training.data.sequences import load_texts
     from lm_training.training.model_texts import ModelTexts
 
     dtype, mine = base_type(base_dtype), parse_part(part)
@@ -53,3 +55,8 @@ def hidden(
             add_states(target, each, directory, options, mine, report)
         tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
+    files = data[0], data[1] if len(data) > 1 else "HELD-OUT", model
+    if whole:
+        next_command("train block-drafter {} --validation {} --model {} -o block", *files)
+    else:
+        next_command("train heads {} --validation {} --model {} -o heads", *files)

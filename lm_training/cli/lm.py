@@ -15,15 +15,22 @@ from fst.processors import available_processors
 from latticebpd import console
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import readable
+from lm_training.cli.options import END_OF_TEXT
 
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from lm_training.ngram.inputs import Encoder
+    from lm_training.ngram.inputs import Encoder, Inputs
 
 OUTPUT = typer.Option(..., "--output", "-o", callback=console.writable_file, help="Model: .fst, .arpa or .arpa.gz.")
-END_OF_TEXT = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0.")
+TOKENIZER = typer.Option(None, help="tokenizer.json, or a model: directory, .gguf file or name; of text or ids.")
+INPUTS = typer.Argument(
+    ...,
+    callback=readable,
+    help="Token ids (.npy); folders of `distill`, sequences (.npz); or text (.txt), JSONL and Parquet with --tokenizer "
+    "or --words; .gz, .xz, .zst.",
+)
 
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
 
@@ -62,30 +69,6 @@ def _bytes(option: str, text: str) -> int:
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
-    """A tokenizer from its file, or from what ``--model`` takes elsewhere; the id of its end of text."""
-    from lm_training.data.corpus import end_of_text_id
-
-    path = Path(name)
-    if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        tokenizer = console.load_tokenizer(path)
-        end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
-    else:
-        from latticebpd.models import load_target
-
-        console.quiet_transformers()
-        loaded = load_target.load_tokenizer(name)
-        wanted = "a tokenizer of the tokenizers library (tokenizer.json)"
-        expect(getattr(loaded, "backend_tokenizer", None) is not None, wanted, type(loaded).__name__, of=name)
-        tokenizer = loaded.backend_tokenizer
-        end = loaded.eos_token_id if end_of_text is None else end_of_text
-        wanted = "a tokenizer with an end-of-text token"
-        expect(end is not None, wanted, "one without", "name its id with --end-of-text", of=name)
-    size = tokenizer.get_vocab_size()
-    expect(end < size, f"--end-of-text below {size}, the tokenizer's size", end)
-    return tokenizer, end
-
-
 def _stored(bpe: Tokenizer) -> dict[str, Any]:
     """What a model stores of the tokenizer whose ids it has, and its size."""
     from fst.fingerprint import vocabulary_fingerprint
@@ -93,16 +76,23 @@ def _stored(bpe: Tokenizer) -> dict[str, Any]:
     return {"fingerprint": vocabulary_fingerprint(bpe.get_vocab()), "vocab_size": bpe.get_vocab_size()}
 
 
-def _reading(words: bool, tokenizer: str | None, end_of_text: int | None) -> tuple[Encoder | None, dict[str, Any], int]:
+def _reading(
+    inputs: list[Path], words: bool, tokenizer: str | None, end_of_text: str | None
+) -> tuple[Encoder | None, dict[str, Any], int | None]:
     """What turns text into ids, None for ids; what is stored of the tokenizer; the id between documents."""
+    from lm_training.data.sequences import holds_sequences
+    from lm_training.data.text_tokenizer import text_tokenizer
     from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
 
     remedy = "they are two ways to read the same text"
     expect(not words or tokenizer is None, "either --words or --tokenizer", "both", remedy)
-    if tokenizer is None:
-        return WordEncoder() if words else None, {}, end_of_text or 0
-    bpe, separator = _tokenizer(tokenizer, end_of_text)
-    return TokenizerEncoder(bpe, separator), _stored(bpe), separator
+    if tokenizer is not None:
+        bpe, separator = text_tokenizer(tokenizer, end_of_text)
+        return TokenizerEncoder(bpe, separator), _stored(bpe), separator
+    is_id = end_of_text is None or (end_of_text.isascii() and end_of_text.isdigit() and len(end_of_text) < 10)
+    expect(is_id, "--end-of-text as a token's id, without --tokenizer", repr(end_of_text), "give --tokenizer")
+    default = None if any(map(holds_sequences, inputs)) else 0
+    return WordEncoder() if words else None, {}, default if end_of_text is None else int(end_of_text)
 
 
 @contextmanager
@@ -135,11 +125,7 @@ def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @app.command()
 def train(
-    inputs: list[Path] = typer.Argument(
-        ...,
-        callback=readable,
-        help="Token ids (.npy), or text (.txt), JSONL and Parquet with --tokenizer or --words; .gz, .xz, .zst.",
-    ),
+    inputs: list[Path] = INPUTS,
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     smoothing: str = typer.Option("katz", help="katz, or katz-opengrm, which is OpenGrm's."),
@@ -152,8 +138,8 @@ def train(
     ),
     vocab_size: int | None = typer.Option(None, min=1, max=1 << 24, help="Ids are below it; default: the tokenizer's."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
-    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name; of text or ids."),
-    end_of_text: int | None = END_OF_TEXT,
+    tokenizer: str | None = TOKENIZER,
+    end_of_text: str | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     engine: str = typer.Option("auto", help="sort: count in memory, in passes; spark: on a cluster; auto is sort."),
     memory: str = typer.Option("4G", help="Memory for counting."),
@@ -165,14 +151,18 @@ def train(
 ) -> None:
     """Estimate a backoff model.
 
+    Of prompts and texts (`latticebpd distill`) the texts are learnt, each after the end of its prompt.
+
     Example: [bold]latticebpd lm train corpus.npy --order 4 --max-ngrams 1000000 -o lm.fst[/bold]
+    Example: [bold]latticebpd lm train written --tokenizer model -o lm.fst[/bold]
     """
+    from latticebpd.drafters.registry import family_beside
     from lm_training.ngram.building import CountingOptions, Recipe, build
     from lm_training.ngram.inputs import Inputs
 
     _check_output(output)
     counts = console.positive_numbers("--min-count", min_count)
-    encoder, stored, separator = _reading(words, tokenizer, end_of_text)
+    encoder, stored, separator = _reading(inputs, words, tokenizer, end_of_text)
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
@@ -188,8 +178,15 @@ def train(
     counting = CountingOptions(engine, _bytes("--memory", memory), threads or available_processors(), master)
     work = work_dir or output.with_name(f"{output.name}.work")
     with _reporting() as report, _log_lines():
-        num_ngrams = build(Inputs(inputs, field), encoder, recipe, counting, output, work, report)
+        num_ngrams = build(Inputs(inputs, field, order - 1), encoder, recipe, counting, output, work, report)
     console.err.print(_summary(output, num_ngrams))
+    if output.name == "lm.fst" and family_beside(output.parent) is not None:
+        held_out = inputs[0].with_name(f"{inputs[0].name}-held-out")
+        prompts = held_out if held_out.exists() else "HELD-OUT"
+        sizes = "--teacher-force --context 1024 -o lattices"
+        console.next_command("lattices --prompts {} --model {} " + sizes, prompts, output.parent)
+    elif recipe.fingerprint is not None:
+        console.next_command("generate TEXT --model MODEL --lm {}", output)
 
 
 @app.command()
@@ -209,6 +206,7 @@ def interpolate(
     Example: [bold]latticebpd lm interpolate domain.fst general.fst --held-out domain-dev.npy -o mixed.fst[/bold]
     """
     import fst
+    from lm_training.ngram.inputs import Inputs
     from lm_training.ngram.interpolation import best_weight, in_one_vocabulary
     from lm_training.ngram.interpolation import interpolate as mix
     from lm_training.ngram.pruning import prune
@@ -220,7 +218,8 @@ def interpolate(
         tables = in_one_vocabulary(*(fst.NgramModel.load(path).to_table() for path in (first, second)))
         if weight is None:
             assert held_out is not None
-            weight = best_weight(*tables, _tokens_to_score([held_out], tables[0].symbols, tokenizer))
+            text = Inputs([held_out], history=tables[0].order - 1)
+            weight = best_weight(*tables, _tokens_to_score(text, tables[0].symbols, tokenizer))
         mixed = mix(*tables, weight)
         if max_ngrams is not None:
             mixed = prune(mixed, max_ngrams=max_ngrams)
@@ -234,16 +233,14 @@ def interpolate(
 
 @app.command()
 def kenlm(
-    inputs: list[Path] = typer.Argument(
-        ..., callback=readable, help="As for `lm train`: token ids, or text with --tokenizer or --words."
-    ),
+    inputs: list[Path] = INPUTS,
     output: Path = OUTPUT,
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     prune: str = typer.Option("0,0,1,1", help="Highest count dropped, by order; the last also of higher orders."),
     binary: Path | None = typer.Option(None, callback=console.writable_file, help="Also write KenLM's binary file."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
-    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
-    end_of_text: int | None = END_OF_TEXT,
+    tokenizer: str | None = TOKENIZER,
+    end_of_text: str | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
 ) -> None:
@@ -266,13 +263,13 @@ def kenlm(
     programs.program("lmplz")
     if binary is not None:
         programs.program("build_binary")
-    encoder, stored, separator = _reading(words, tokenizer, end_of_text)
+    encoder, stored, separator = _reading(inputs, words, tokenizer, end_of_text)
     size = _bytes("--memory", memory)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
         directory = Path(scratch)
         report("reading", 0, None)
-        stream, symbols = write_corpus(Inputs(inputs, field), encoder, separator, directory)
+        stream, symbols = write_corpus(Inputs(inputs, field, order - 1), encoder, separator, directory)
         report("estimating", 0, None)
         arpa = directory / "lm.arpa"
         programs.estimate_arpa(stream, symbols, arpa, directory, order, dropped, size)
@@ -291,26 +288,25 @@ def kenlm(
     console.err.print(_summary(output, counts))
 
 
-def _tokens_to_score(
-    inputs: list[Path], symbols: list[str] | None, tokenizer: str | None, field: str = "text"
-) -> np.ndarray:
+def _tokens_to_score(source: Inputs, symbols: list[str] | None, tokenizer: str | None) -> np.ndarray:
     """Text as ids ``[n]`` of a model with these words, ``<s>`` before and ``</s>`` after every sentence; or of a
     tokenizer."""
     import numpy as np
 
     from fst.table import BOS, EOS
-    from lm_training.data.corpus import load_tokens
-    from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder
+    from lm_training.data.text_tokenizer import text_tokenizer
+    from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
 
-    source = Inputs(inputs, field)
+    bpe = None if tokenizer is None else text_tokenizer(tokenizer)
     if source.are_ids:
-        return load_tokens(inputs)
-    if tokenizer is not None:
-        pieces = TokenizerEncoder(*_tokenizer(tokenizer, None)).encode(source.documents())
+        arrays = list(source.arrays(None if bpe is None else bpe[1]))
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if bpe is not None:
+        pieces = TokenizerEncoder(*bpe).encode(source.documents())
         return np.concatenate([np.zeros(0, dtype=np.uint16), *pieces])
     if symbols is None:
         wanted = "token ids (.npy), or text together with a tokenizer"
-        raise ValueError(f"{inputs[0]}: expected {wanted}; name one with --tokenizer")
+        raise ValueError(f"{source.paths[0]}: expected {wanted}; name one with --tokenizer")
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *WordEncoder(symbols).encode(source.documents())])
     return np.insert(ids, np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1], BOS)
 
@@ -385,7 +381,7 @@ def info(
 def perplexity(
     model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     inputs: list[Path] = typer.Argument(
-        ..., callback=readable, help="Token ids (.npy), or text, JSONL and Parquet files."
+        ..., callback=readable, help="Token ids (.npy), sequences, or text, JSONL and Parquet files."
     ),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the text; models of words need none."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
@@ -399,8 +395,10 @@ def perplexity(
 
     import fst
     from lm_training.ngram import perplexity as measure
+    from lm_training.ngram.inputs import Inputs
 
     lm = fst.NgramModel.load(model)
-    measured = asdict(measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, field)))
+    source = Inputs(inputs, field, lm.order - 1)
+    measured = asdict(measure.perplexity(lm, _tokens_to_score(source, lm.symbols, tokenizer)))
     record = {name: value if math.isfinite(value) else None for name, value in measured.items()}
     _print_record(record, json, 24)

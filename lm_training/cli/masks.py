@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.console import err, quiet_transformers
+from latticebpd.cli.input_data import require_inputs
+from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, require_texts, with_options
 from lm_training.training.training_options import MaskFillerTraining
 
@@ -35,6 +36,7 @@ def masks(
 
     Example: [bold]latticebpd train masks written --validation written-held-out --model translator -o drafter[/bold]
     """
+    require_inputs([*data, validation], model)
     quiet_transformers()
     import torch
 
@@ -44,7 +46,7 @@ def masks(
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.load_target import load_tokenizer
     from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
-    from lm_training.data.training_data import load_texts
+    from lm_training.data.sequences import load_texts
     from lm_training.families.masks import train_mask_filler
 
     require_texts((*data, validation), "pairs (.npz) or a directory of distilled text")
@@ -64,3 +66,5 @@ def masks(
             with replacing_files(output) as folder:
                 tokenizer.save_pretrained(folder)
         train_mask_filler(new, verifier, learnt, held_out, output, options, process)
+    if not process.rank:
+        next_command("generate TEXT --model {} --drafter-model {}", model, output)

@@ -79,7 +79,12 @@ def require_texts(paths: Iterable[Path], kinds: str = "texts (.npz) or a directo
             raise ValueError(f"{path}: expected {kinds}, found neither")
 
 
-DATA = typer.Argument(..., help="Directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
+END_OF_TEXT = typer.Option(
+    None, help="Token that ends texts, or its id; by default the tokenizer's (of a chat template, its turn's end)."
+)
+DATA = typer.Argument(
+    ..., callback=readable, help="Directories made by `latticebpd distill`, texts (.npz), or token ids (.npy)."
+)
 VALIDATION = typer.Option(..., callback=readable, help="Held-out data of the same kind.")
 WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory or Hub id.")
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")

@@ -7,7 +7,8 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.console import load_tokenizer, quiet_transformers
+from latticebpd.cli.input_data import require_inputs
+from latticebpd.console import load_tokenizer, next_command, quiet_transformers
 from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import RescorerTraining
 
@@ -33,6 +34,8 @@ def rescorer(
     Example: [bold]latticebpd train rescorer written --validation held-out --tokenizer model/tokenizer.json --preset
         tiny -o rescorer[/bold]
     """
+    require_inputs([*data, validation], model)
+    vocabulary = load_tokenizer(tokenizer)
     quiet_transformers()
     from dataclasses import asdict
 
@@ -43,14 +46,13 @@ def rescorer(
     from latticebpd.models.load_target import load_stock
     from lm_training.cli.training_run import training_run
     from lm_training.data.corpus import END_OF_TEXT
-    from lm_training.data.training_data import load_texts
+    from lm_training.data.sequences import load_texts
     from lm_training.families.rescorers import new_rescorer, train_rescorer
     from lm_training.families.shapes import RESCORERS
 
     if (preset is None) == (model is None):
         raise ValueError("expected --preset for a new model or --model to go on from one, and just one of them")
     expect(preset is None or preset in RESCORERS, f"--preset {', '.join(RESCORERS)}", repr(preset))
-    vocabulary = load_tokenizer(tokenizer)
     fingerprint = vocabulary_fingerprint(vocabulary.get_vocab())
     learnt = Texts.joined([load_texts(path, sequence_length) for path in data])
     held_out = load_texts(validation, sequence_length)
@@ -62,3 +64,5 @@ def rescorer(
         trained, initial = load_stock(str(model)), None
     with training_run(output, options, device, [tokenizer], f"{trained.num_parameters():,} parameters, ") as process:
         train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, initial)
+    if not process.rank:
+        next_command("tune LATTICES --lm {} --write", output)

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.input_data import readable
-from latticebpd.console import err, writable_file
+from latticebpd.console import err, next_command, writable_file
 
 
 def tokenizer(
@@ -27,3 +27,4 @@ def tokenizer(
     trained = train_tokenizer(texts, vocab_size, progress=err.is_terminal)
     write_text(output, trained.to_str(pretty=True))
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
+    next_command("train encode {} --tokenizer {} -o corpus.npy", inputs[0], output)

@@ -48,11 +48,11 @@ def report_shortlist(process: Process, shortlist: np.ndarray | None, learnt: Hea
 
 
 def mask_token_id(tokenizer: Any, model: str | Path, remedy: str = "") -> int:
-    """The tokenizer's mask token, else its padding token; ValueError without both."""
-    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.pad_token_id
-    if not isinstance(mask, int):
-        raise ValueError(f"{model}: expected a tokenizer with a mask or padding token, found neither{remedy}")
-    return mask
+    """The tokenizer's mask token, else its padding token, else its unknown token; ValueError without any."""
+    for name in ("mask", "pad", "unk"):
+        if isinstance(mask := getattr(tokenizer, f"{name}_token_id"), int):
+            return mask
+    raise ValueError(f"{model}: expected a tokenizer with a mask, padding or unknown token, found none{remedy}")
 
 
 def device_of(name: str) -> str:

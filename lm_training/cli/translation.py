@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from latticebpd.checks import expect
-from latticebpd.cli.input_data import readable
-from latticebpd.console import load_tokenizer, quiet_transformers
+from latticebpd.cli.input_data import readable, require_inputs
+from latticebpd.console import load_tokenizer, next_command, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import TranslationTraining
 
@@ -35,6 +35,7 @@ def translation(
     Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o
         translator[/bold]
     """
+    require_inputs([*pairs, validation], model)
     quiet_transformers()
     from dataclasses import asdict
 
@@ -43,9 +44,9 @@ def translation(
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
     from lm_training.cli.training_run import is_new_run, training_run
-    from lm_training.data.corpus import end_of_text_id
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-    from lm_training.data.training_data import load_texts
+    from lm_training.data.sequences import load_texts
+    from lm_training.data.text_tokenizer import end_of_text_id
     from lm_training.families.shapes import TRANSLATORS
     from lm_training.families.translators import load_translator, new_translator, train_translation
 
@@ -81,3 +82,6 @@ def translation(
             save_tokenizer(bpe, output)
         learnt = Texts.joined([load(path) for path in pairs])
         train_translation(learnt, load(validation), output, translator, options, process, initial)
+    if not process.rank:
+        fields = f"--prompt-template '{{{{{source}}}}}' --answer-field {target} --prompts-only"
+        next_command(f"train encode SENTENCES {fields} --tokenizer {{}} -o sources.npz", output)

@@ -79,14 +79,6 @@ def train_tokenizer(
     return tokenizer
 
 
-def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
-    """The id of the token that ends documents."""
-    if (end_id := tokenizer.token_to_id(name)) is None:
-        size = tokenizer.get_vocab_size()
-        raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {size} tokens without it")
-    return end_id
-
-
 def encoded_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, end_id: int, batch_size: int = 256
 ) -> Iterator[np.ndarray]:
@@ -97,10 +89,10 @@ def encoded_documents(
             yield np.array([*encoding.ids, end_id], dtype=dtype)
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> np.ndarray:
-    """Documents as one corpus ``[n]``, each ending with end-of-text."""
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, end_id: int) -> np.ndarray:
+    """Documents as one corpus ``[n]``, each ending with ``end_id``."""
     none = np.empty(0, token_dtype(tokenizer.get_vocab_size()))
-    return np.concatenate([none, *encoded_documents(documents, tokenizer, end_of_text_id(tokenizer))])
+    return np.concatenate([none, *encoded_documents(documents, tokenizer, end_id)])
 
 
 def load_tokens(paths: Sequence[PathLike]) -> np.ndarray:
@@ -119,13 +111,16 @@ def load_tokens(paths: Sequence[PathLike]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def corpus_ids(paths: Sequence[PathLike], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
-    """``[n]`` unsigned ids of ``.npy`` corpora or encoded documents; ValueError for both, or text without tokenizer."""
+def corpus_ids(paths: Sequence[PathLike], encoder: tuple[Tokenizer, int] | None, field: str = "text") -> np.ndarray:
+    """``[n]`` unsigned ids of ``.npy`` corpora or encoded documents; ValueError for both, or text without tokenizer.
+
+    encoder: the tokenizer of documents, and the id that ends each.
+    """
     encoded = [Path(path).suffix == ".npy" for path in paths]
     if all(encoded):
         return load_tokens(paths)
     expect(not any(encoded), "either .npy corpora or text files", "both", "encode the text first")
-    if tokenizer is None:
+    if encoder is None:
         first = next(iter(paths))
         raise ValueError(f"{first}: expected token ids (.npy), or text with a tokenizer; name one with --tokenizer")
-    return encode_documents(read_documents(paths, field), tokenizer)
+    return encode_documents(read_documents(paths, field), *encoder)

@@ -41,6 +41,7 @@ from latticebpd.verification.verifier_choice import tree_placement
 from lm_training.data import hidden_states
 from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import StateOptions, save_states, states_of
+from lm_training.data.sequences import START
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,6 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
     wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
     expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
     return Texts.of_rows(rows, [length] * count, corpus.dtype)
-
-
-def load_distilled(directory: PathLike) -> Texts:
-    """All sequences of a directory that `distill` has filled; ValueError if it is not one, or incomplete."""
-    return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +226,7 @@ def distill(
     prompts, target = prompts.prompts(), target_model(model)
     _check_fit(target, prompts, options)
     shards, kept = distilled_directory(directory), hidden_states.states_directory(directory)
+    stock = target if isinstance(target, TransformersModel) else None
     size, length, drafts = options.batch_size, options.max_new_tokens, drafter or NoDrafter()
     if isinstance(target, EngineModel):
         expect(options.num_beams == 1, "one beam on the CPU engine", options.num_beams, "load with weights='torch'")
@@ -244,7 +241,8 @@ def distill(
         else:
             writer = partial(in_batches, partial(by_generate, target, options.num_beams, length), size)
     decisive = {name: getattr(options, name) for name in ("max_new_tokens", "num_beams", "shard_prompts")}
-    settings = {"options": decisive, "model": target.fingerprint, **hidden_states.rounded_weights(target)}
+    start = {START: stock.start_id} if stock is not None and stock.is_encoder_decoder else {}
+    settings = {"options": decisive, "model": target.fingerprint, **hidden_states.rounded_weights(target), **start}
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = token_dtype(max(target.source_vocab_size, target.vocab_size))
     if states is not None:

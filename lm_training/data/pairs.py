@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from fst.files import replacing_files
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
-from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, train_tokenizer
+from lm_training.data.corpus import END_OF_TEXT, train_tokenizer
 from lm_training.data.records import open_bytes
+from lm_training.data.text_tokenizer import end_of_text_id
 
 PADDING = "<|pad|>"
 MASK = "<|mask|>"

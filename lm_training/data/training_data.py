@@ -6,28 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fst.files import PathLike
-from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.load_target import Name, file_fingerprints
 from latticebpd.models.weight_kinds import INT8
-from lm_training.data.corpus import load_tokens
-from lm_training.data.encoding import RECORD, encoded_directory
 from lm_training.data.hidden_states import HiddenStates, load_states
-
-
-def load_texts(path: PathLike, window: int) -> Texts:
-    """Texts (``.npz``), an encoded or distilled directory, or a corpus (``.npy``) in windows of ``window`` tokens."""
-    path = Path(path)
-    if path.is_dir():
-        directory = encoded_directory(path) if (path / RECORD).exists() else distilled_directory(path)
-        return Texts.joined([Texts.load(file) for file in directory.files()])
-    if path.suffix == ".npz":
-        return Texts.load(path)
-    if path.suffix != ".npy":
-        kinds = f"sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, distill.json)"
-        raise ValueError(f"{path}: expected {kinds}; encode text first")
-    return Texts.of_corpus(load_tokens([path]), window)
+from lm_training.data.sequences import load_texts
 
 
 @dataclass(frozen=True, eq=False)

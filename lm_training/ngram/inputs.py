@@ -1,6 +1,8 @@
 """The training text of n-gram models: input files of every kind become one flat file of token ids.
 
 - Token ids: ``.npy`` arrays.
+- Prompts and texts as token ids (``.npz``, folders of `distill` and `train encode`): the texts, each after the end of
+  its prompt and followed by the end-of-text token.
 - Text for a tokenizer: documents, each followed by the end-of-text token.
 - Text for words: sentences, one a line, words between white space; ``<unk>`` is the unknown word; ``<s>`` and ``</s>``
   around a line are removed, since every sentence gets them.
@@ -25,15 +27,21 @@ from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 from latticebpd.checks import expect
 from lm_training.data.corpus import Document, encoded_documents, load_tokens, read_documents
+from lm_training.data.sequences import holds_sequences, written_corpus
 from lm_training.ngram.counts import PIECE, TokenStream
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Which files to read, and the JSONL field or Parquet column of their text."""
+    """Which files to read.
+
+    field: JSONL field or Parquet column of text.
+    history: tokens of a prompt that are read before what follows it: an n-gram model's order minus 1.
+    """
 
     paths: Sequence[Path]
     field: str = "text"
+    history: int = 0
 
     def __post_init__(self) -> None:
         expect(self.paths, "at least one input file")
@@ -41,9 +49,19 @@ class Inputs:
     @property
     def are_ids(self) -> bool:
         """Whether the files hold token ids; raises ValueError for a mixture."""
-        kinds = {path.suffix == ".npy" for path in self.paths}
+        kinds = {path.suffix == ".npy" or holds_sequences(path) for path in self.paths}
         expect(len(kinds) <= 1, "either files of token ids (.npy) or text files", "both", "encode the text first")
         return kinds.pop()
+
+    def arrays(self, end_of_text: int | None) -> Iterator[np.ndarray]:
+        """The ids of each file ``[n]``; ValueError for texts whose ends nothing names."""
+        for path in self.paths:
+            if not holds_sequences(path):
+                yield load_tokens([path])
+                continue
+            wanted, remedy = "the token that ends these texts", "give --tokenizer, or --end-of-text with its id"
+            expect(end_of_text is not None, wanted, "none", remedy, of=path)
+            yield written_corpus(path, end_of_text or 0, self.history)
 
     def documents(self) -> Iterator[Document]:
         return read_documents(self.paths, self.field)
@@ -122,9 +140,9 @@ def write_corpus(
     mapped: str | None = None
     pieces: Iterable[np.ndarray]
     if inputs.are_ids:
-        arrays, separator = [load_tokens([path]) for path in inputs.paths], end_of_text
+        arrays, separator = inputs.arrays(end_of_text), end_of_text
         pieces = (array[begin : begin + PIECE] for array in arrays for begin in range(0, len(array), PIECE))
-        if len(arrays) == 1:
+        if len(inputs.paths) == 1 and not holds_sequences(inputs.paths[0]):
             mapped = str(inputs.paths[0].resolve())
     elif encoder is None:
         wanted = "token ids (.npy), or text and a way to tokens"

@@ -16,7 +16,7 @@ from benchmarks.qwen.answers import pack, unpack
 from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, spans
 from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
-from lm_training.data.distill import load_distilled
+from lm_training.data.sequences import load_distilled
 from tests.helpers.prompt_sources import WORDS, save_sources
 
 

@@ -21,7 +21,7 @@ STATES = "train hidden {out}/written --model model --shard-texts 3 --device cpu"
 
 COMMANDS = {
     "distill": (
-        "distill ids.npy --model model -o {out}/d --corpus {out}/c.npy --prompts 9 --prompt-tokens 4"
+        "distill ids.npy --model model -o {out}/d --prompts 9 --prompt-tokens 4"
         " --max-new-tokens 8 --shard-prompts 3 --hidden --layers 1 --device cpu"
     ),
     "train hidden": STATES,

@@ -19,7 +19,8 @@ from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
-from lm_training.data.distill import DistillOptions, distill, load_distilled
+from lm_training.data.distill import DistillOptions, distill
+from lm_training.data.sequences import load_distilled
 from lm_training.families.heads import BlockwiseObjective, train_heads
 from lm_training.training.selection import EveryHead
 from lm_training.training.training_options import HeadTraining

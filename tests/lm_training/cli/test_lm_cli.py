@@ -12,6 +12,7 @@ import pytest
 
 import fst
 from fst.table import UNK
+from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import train_tokenizer
 from tests.helpers.commands import Run
 
@@ -270,3 +271,47 @@ def test_numbers_within_texts_are_of_ordinary_size(run: Run, tmp_path: Path, opt
     assert status == 2
     assert f"expected {options[0]} as" in err
     assert len(err) < 200
+
+
+def written_texts(folder: Path, start: int | None = None) -> Texts:
+    """Prompts and what a model wrote, as `latticebpd distill` stores them."""
+    texts = Texts.of_rows([[7, 8, 9, 5, 6, 0], [8, 9, 5, 6], [9, 5, 6, 5, 0]] * 6, [2, 1, 1] * 6, np.uint16)
+    folder.mkdir()
+    settings = {
+        "options": {"shard_prompts": 99},
+        "prompts": len(texts),
+        **({} if start is None else {"start_id": start}),
+    }
+    (folder / "distill.json").write_text(json.dumps(settings))
+    texts.save(folder / "shard-00000.npz")
+    return texts
+
+
+@pytest.mark.parametrize("start", [None, 4])
+def test_ngram_models_learn_what_a_model_wrote_from_its_folder(run: Run, tmp_path: Path, start: int | None) -> None:
+    """The same as from a corpus of its texts; those of an encoder-decoder follow its start token, not their sources."""
+    texts = written_texts(tmp_path / "written", start)
+    corpus = texts.corpus(0, 2) if start is None else texts.answers(start).corpus(0, 2)
+    np.save(tmp_path / "corpus.npy", corpus)
+    options = ("--order", 3, "--vocab-size", 12, "--end-of-text", 0, "-o")
+    for name, source in (("a", "written"), ("b", "corpus.npy")):
+        status, _, err = run("lm", "train", tmp_path / source, *options, tmp_path / f"{name}.fst")
+        assert status == 0, err
+    assert (tmp_path / "a.fst").read_bytes() == (tmp_path / "b.fst").read_bytes()
+    status, _, err = run("lm", "train", tmp_path / "written", "-o", tmp_path / "c.fst")
+    assert status == 2
+    assert "written: expected the token that ends these texts, got none; give --tokenizer, or --end-of-text" in err
+    assert not (tmp_path / "c.fst").exists()
+
+
+def test_what_a_model_wrote_is_measured_as_it_is_learnt(run: Run, tmp_path: Path) -> None:
+    train_tokenizer([TEXT], vocab_size=300).save(str(tmp_path / "tokenizer.json"))
+    np.save(tmp_path / "corpus.npy", written_texts(tmp_path / "written").corpus(0, 3))
+    tokenizer = ("--tokenizer", tmp_path / "tokenizer.json")
+    assert run("lm", "train", tmp_path / "written", *tokenizer, "-o", tmp_path / "lm.fst")[0] == 0
+    folder, corpus = (
+        run("lm", "perplexity", tmp_path / "lm.fst", tmp_path / name, *tokenizer, "--json")
+        for name in ("written", "corpus.npy")
+    )
+    assert folder[0] == 0
+    assert folder == corpus

@@ -26,8 +26,9 @@ from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.engine.engine_model import EngineModel, gguf_model
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from lm_training.data import distill as distilling
-from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled, suits_loop
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill, suits_loop
 from lm_training.data.hidden_states import StateOptions, load_states
+from lm_training.data.sequences import load_distilled, written_corpus
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.engine_models import stock
 from tests.helpers.gguf_files import FLOATS, written
@@ -467,8 +468,6 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
         assert result.exit_code == 0
         assert "6 sequences, 24 tokens" in " ".join(result.output.split())
     assert json.loads((tmp_path / "out/distill.json").read_text())["prompts"] == 6
-    with pytest.raises(ValueError, match="end-of-text token to write --corpus, found none"):
-        CliRunner().invoke(app, [*command, *sizes, "--corpus", str(tmp_path / "written.npy")], catch_exceptions=False)
     for index in range(2):  # as torchrun would start them
         monkeypatch.setenv("RANK", str(index))
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -565,37 +564,17 @@ def test_command_writes_by_pytorch_what_only_generate_honours_unless_weights_are
         assert tokens == expected[0].tolist()
 
 
-def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:
-    tiny_model(eos_token_id=0).save_pretrained(tmp_path / "model")
-    np.save(tmp_path / "corpus.npy", corpus())
-    command = [
-        "distill",
-        str(tmp_path / "corpus.npy"),
-        "--model",
-        str(tmp_path / "model"),
-        "-o",
-        str(tmp_path / "out"),
-        "--prompts",
-        "6",
-    ]
-    result = CliRunner().invoke(
-        app, [*command, "--prompt-tokens", "5", "--corpus", str(tmp_path / "w.npy")], catch_exceptions=False
-    )
-    assert result.exit_code == 0
-    np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), load_distilled(tmp_path / "out").corpus(0, 3))
-
-
 def test_command_lets_an_encoder_decoder_answer_sources(tmp_path: Path) -> None:
     base = tiny("marian", seed=3, eos=7)
     base.save_pretrained(tmp_path / "model")
     uneven().save(tmp_path / "pairs.npz")
     command = ["distill", str(tmp_path / "pairs.npz"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
-    more = ["--num-beams", "2", "--max-new-tokens", "7", "--corpus", str(tmp_path / "w.npy")]
+    more = ["--num-beams", "2", "--max-new-tokens", "7"]
     assert CliRunner().invoke(app, command + more, catch_exceptions=False).exit_code == 0
     text = load_distilled(tmp_path / "out")
     distill(base, uneven(), tmp_path / "same", DistillOptions(max_new_tokens=7, num_beams=2))
     np.testing.assert_array_equal(text.tokens, load_distilled(tmp_path / "same").tokens)
-    np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), text.answers(1).corpus(7, 3))
+    np.testing.assert_array_equal(written_corpus(tmp_path / "out", 7, 3), text.answers(1).corpus(7, 3))
     # What was distilled serves as sources again.
     again = [
         "distill",

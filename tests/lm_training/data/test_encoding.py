@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
+from lm_training.data.corpus import END_OF_TEXT, corpus_ids, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, encoded_directory, write_encoded
 from lm_training.data.pairs import encode_pairs, read_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
+from lm_training.data.sequences import load_texts
 from lm_training.data.templates import TASKS, Template
-from lm_training.data.training_data import load_texts
+from lm_training.data.text_tokenizer import end_of_text_id
 from tests.helpers.commands import Run
 from tests.helpers.tokenizers import TEMPLATE
 
@@ -100,8 +101,8 @@ def test_documents_of_every_kind_of_file_are_packed_into_one_corpus(tmp_path: Pa
         ids = [token for text in wanted for token in (*bpe.encode(text).ids, end_of_text_id(bpe))]
         assert np.load(tmp_path / "out.npy").tolist() == ids
     assert (
-        corpus_ids([tmp_path / "saved", tmp_path / "a.jsonl"], bpe).tolist()
-        == ids[: len(corpus_ids([*paths[:2]], bpe))]
+        corpus_ids([tmp_path / "saved", tmp_path / "a.jsonl"], (bpe, 0)).tolist()
+        == ids[: len(corpus_ids([*paths[:2]], (bpe, 0)))]
     )
 
 
@@ -175,7 +176,7 @@ def test_half_of_a_surrogate_pair_is_a_bad_record_and_a_whole_one_is_not(
     assert "a.jsonl:1: expected text, got half of a surrogate pair" in bad.first[0]
     assert bpe.decode(np.load(tmp_path / "out.npy")[:-1].tolist()) == "known 😀"
     with pytest.raises(ValueError, match=r"a\.jsonl:1"):
-        corpus_ids([path], bpe)
+        corpus_ids([path], (bpe, 0))
     with pytest.raises(ValueError, match=r"a\.jsonl:1: expected a JSON object with text"):
         list(read_pairs([path], "text", "q"))
 

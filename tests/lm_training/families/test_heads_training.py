@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -26,15 +25,14 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-import fst
-from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import VanillaDrafter, generate
 from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import train_tokenizer
-from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill
+from lm_training.data.sequences import load_distilled
 from lm_training.families.heads import train_heads
 from lm_training.training.training_loop import Process
 from lm_training.training.training_options import HeadTraining
@@ -337,32 +335,6 @@ def test_command_refuses_what_it_does_not_know(distilled: Path, tmp_path: Path, 
     tiny_model().base.save_pretrained(distilled / "model")
     with pytest.raises(ValueError, match=message):
         CliRunner().invoke(app, command(distilled, tmp_path, *more), catch_exceptions=False)
-
-
-def test_the_guides_commands_make_a_model_that_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands as they stand in the guide, with sizes for a test."""
-    guide = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
-    block = guide.split("## Heads for your own model")[1].split("```sh\n")[1].split("```")[0]
-    tokenizer = train_tokenizer(["the history of the city and of the river"] * 20, vocab_size=300)
-    fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
-    base = tiny_model(vocab_size=tokenizer.get_vocab_size(), eos_token_id=0).base
-    base.save_pretrained(tmp_path / "model")
-    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
-    for name, seed in (("corpus", 0), ("held-out", 1)):
-        np.save(tmp_path / f"{name}.npy", np.random.default_rng(seed).integers(1, 260, 2000).astype(np.uint16))
-    sizes = {
-        "distill": ["--prompts", "8", "--max-new-tokens", "20"],
-        "train": ["--steps", "3"],
-        "generate": ["--max-new-tokens", "9"],
-    }
-    monkeypatch.chdir(tmp_path)
-    for line in block.splitlines():
-        arguments = shlex.split(line)[1:]
-        result = CliRunner().invoke(app, [*arguments, *sizes.get(arguments[0], [])], catch_exceptions=False)
-        assert result.exit_code == 0, line
-    model = BlockwiseLM.from_pretrained("with-heads")
-    assert model.num_heads == 9
-    assert model.tokenizer_fingerprint == fst.NgramModel.load("written.fst").fingerprint == fingerprint
 
 
 def run(arguments: list[str], *launcher: str) -> subprocess.Popen[bytes]:

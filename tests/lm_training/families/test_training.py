@@ -86,8 +86,8 @@ def test_tokenizer_round_trips_text_and_ends_documents(tmp_path: Path) -> None:
     texts = ["the cat sat on the mat", "the dog — naïve — ran\n\tindented"] * 5
     tokenizer = train_tokenizer(texts, vocab_size=300)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    ids = corpus_ids([tmp_path / "a.jsonl"], tokenizer)
     end = tokenizer.token_to_id(END_OF_TEXT)
+    ids = corpus_ids([tmp_path / "a.jsonl"], (tokenizer, end))
     assert ids.dtype == np.uint16
     documents = [part.tolist() for part in np.split(ids, np.flatnonzero(ids == end) + 1)][:-1]
     assert [tokenizer.decode(document[:-1]) for document in documents] == texts
@@ -106,7 +106,7 @@ def test_text_without_tokenizer_and_mixed_inputs_are_refused(tmp_path: Path) -> 
 
 
 def test_encoding_nothing_gives_no_tokens() -> None:
-    assert len(encode_documents([], train_tokenizer(["abc"], vocab_size=300))) == 0
+    assert len(encode_documents([], train_tokenizer(["abc"], vocab_size=300), 0)) == 0
 
 
 def test_held_out_part_is_fixed_and_about_its_share() -> None:

@@ -1,0 +1,108 @@
+"""The commands of ``docs/training.md``, all of them and in order, on a Llama that ``transformers`` has just made."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fst
+import latticebpd
+from fst.fingerprint import vocabulary_fingerprint
+from tests.helpers.commands import Run
+from tests.helpers.own_models import own_gguf, own_llama
+from tests.helpers.sentences import sentence_files
+
+GUIDE = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
+TEXT = "The history of the city and of the river is the history of the people who built the bridge. "
+SIZES = {
+    "distill": "--prompts 9 --prompt-tokens 6 --max-new-tokens 20 --shard-prompts 4",
+    "train heads": "--steps 3 --batch-size 2 --serving-prompts 1",
+    "train block-drafter": "--steps 3 --batch-size 2 --num-layers 1 --block-size 4",
+    "train rescorer": "--steps 3 --batch-size 2",
+    "train translation": "--steps 3 --batch-tokens 200 --vocab-size 300",
+    "lattices": "--max-new-tokens 16",
+    "tune": "--examples 3 --grid 0.5,1",
+    "generate": "--max-new-tokens 9",
+}
+"""Further options, by command: sizes for a test."""
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The arguments of each line; the model's layers are those of a small one."""
+    for line in block.replace("\\\n", " ").replace("2,15,28", "1,2").splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "latticebpd"
+        yield arguments
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", GUIDE, flags=re.DOTALL)
+
+
+def words(arguments: list[str]) -> str:
+    return " ".join(arguments[: 2 if arguments[0] in ("train", "lm") else 1])
+
+
+def bring_files(folder: Path) -> None:
+    """What the guide says that its reader brings."""
+    own_llama(folder / "model", TEXT)
+    own_gguf(folder / "model.gguf")
+    for name, repeats in (("text", 40), ("held-out", 20)):
+        (folder / f"{name}.txt").write_text(TEXT * repeats)
+    sentence_files(folder, 30, 8, 2)
+    (folder / "validation.jsonl").rename(folder / "val.jsonl")
+    turns = [{"role": "user", "content": "Which city?"}, {"role": "assistant", "content": "The city of the river."}]
+    records = {
+        "questions": {"messages": turns[:1]},
+        "chats": {"messages": turns},
+        "squad": {"question": "Which city?", "context": TEXT, "answers": {"text": ["The city"]}},
+        "dialogues": {"document": TEXT, "summary": "A history."},
+    }
+    for name, record in records.items():
+        (folder / f"{name}.jsonl").write_text(f"{json.dumps(record)}\n" * 3)
+
+
+def names(named: list[str], following: list[str]) -> bool:
+    """Whether a command that another one names is the guide's next one; what it cannot know is in capitals."""
+    return len(named) == len(following) and all(
+        one == other or one.isupper() for one, other in zip(named, following, strict=True)
+    )
+
+
+@pytest.mark.parametrize("model", ["model", "model.gguf"])
+def test_the_recipe_makes_a_model_with_heads_ngram_model_and_calibration(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """Of a folder, or of a GGUF file."""
+    monkeypatch.chdir(tmp_path)
+    bring_files(tmp_path)
+    recipe = list(commands(blocks()[0].replace("--model model", f"--model {model}")))
+    for arguments, following in zip(recipe, [*recipe[1:], []], strict=True):
+        status, _, err = run(*arguments, *SIZES.get(words(arguments), "").split())
+        assert status == 0, err
+        last = err.splitlines()[-1] if err else ""
+        assert last.startswith("next: latticebpd ") == bool(following), last
+        assert not following or names(shlex.split(last)[2:], following), (last, following)
+    loaded = latticebpd.load("with-heads")
+    assert loaded.weights == ("gguf" if model.endswith("gguf") else "float32")
+    assert loaded.default_system() == "16-calibrated"
+    assert loaded.source is not None
+    assert loaded.source.has_transitions
+    assert loaded.tokenizer.eos_token == "</s>"
+    assert fst.NgramModel.load("with-heads/lm.fst").fingerprint == vocabulary_fingerprint(loaded.tokenizer.get_vocab())
+
+
+@pytest.mark.long
+def test_all_commands_of_the_guide_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bring_files(tmp_path)
+    every = [arguments for block in blocks() for arguments in commands(block)]
+    translator = next(arguments for arguments in every if arguments[:2] == ["train", "translation"])
+    for arguments in [translator, *every]:
+        status, _, err = run(*arguments, *SIZES.get(words(arguments), "").split())
+        assert status == 0, (arguments, err)
