@@ -20,9 +20,11 @@ from typing import Literal
 
 import numpy as np
 
+from fst.printable import expect
 from fst.processors import ignore
 
 PathLike = str | os.PathLike[str]
+Kind = Literal["file", "folder"]
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of writing that carry no file name."""
 
@@ -50,9 +52,11 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` on success, delete it on any error.
 
     A reader therefore sees the old file or the complete new one, never a half.  Missing parent folders are created.
-    An error in writing names ``path``, not the temporary file.
+    An error in writing names ``path``, not the temporary file.  ValueError where ``path`` is a folder, a pipe or a
+    device, which a file must not replace.
     """
     path = Path(path)
+    require_kind(path, "file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
@@ -70,13 +74,17 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
     """
     directory = Path(directory)
+    require_kind(directory, "folder")
     directory.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(directory / "files")
     try:
         with errors_naming(directory, temporary):
             temporary.mkdir()
             yield temporary
-            for path in sorted(temporary.iterdir()):
+            files = sorted(temporary.iterdir())
+            for path in files:
+                require_kind(directory / path.name, "file")
+            for path in files:
                 path.replace(directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -156,17 +164,22 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
         raise ValueError(f"its {packed} bytes would unpack to {size}; if that is what you want, store it uncompressed")
 
 
-def require_writable(path: PathLike, *kinds: Literal["file", "folder"]) -> None:
+def require_kind(path: Path, *kinds: Kind) -> None:
+    """ValueError where something else has this name; nothing may."""
+    if path.exists():
+        kind = "folder" if path.is_dir() else "file" if path.is_file() else "pipe" if path.is_fifo() else "device"
+        wanted = f"to write a {' or a '.join(kinds)} of this name"
+        expect(kind in kinds, wanted, f"a {kind}", "name another", of=path)
+
+
+def require_writable(path: PathLike, *kinds: Kind) -> None:
     """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
 
     Parent folders may be missing, as for `replacing`: they are created when there is something to write, not here.
     Raises ValueError: something else has the name, or the folder is a file, or cannot be written to.
     """
     path = Path(path)
-    kind = "folder" if path.is_dir() else "file" if path.is_file() else "device"
-    if path.exists() and kind not in kinds:
-        wanted = f"expected to write a {' or a '.join(kinds)} of this name"
-        raise ValueError(f"{path}: {wanted}, found a {kind}; name another")
+    require_kind(path, *kinds)
     folder = path if path.is_dir() else path.parent
     while not folder.exists():
         folder = folder.parent
