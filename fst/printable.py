@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
+from typing import Any
 
 _UNPRINTABLE = re.compile(r"[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -12,6 +14,13 @@ def expect(fits: object, expected: str, got: object = "none", remedy: str = "", 
     if not fits:
         begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
         raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
+
+
+def expect_count(name: str, value: Any) -> int:
+    """The number as an integer; ValueError unless it is a whole one from 1 to 2^31 - 1."""
+    fits = isinstance(value, Integral) and 1 <= int(value) < 2**31
+    expect(fits, f"a whole number {name} from 1 to 2^31 - 1", repr(value))
+    return int(value)
 
 
 def printable(text: str) -> str:
