@@ -90,6 +90,15 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def read_text(path: PathLike) -> str:
+    """A text in UTF-8; the ValueError for other bytes names the file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        got = f"{error.object[max(0, error.start - 20) : error.start + 20]!r} at byte {error.start}"
+        raise ValueError(f"{os.fspath(path)}: expected text in UTF-8, got {got}") from None
+
+
 def write_text(path: PathLike, text: str) -> None:
     """Write a text in UTF-8, atomically."""
     with replacing(path) as temporary:

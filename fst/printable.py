@@ -23,6 +23,16 @@ def expect_count(name: str, value: Any) -> int:
     return int(value)
 
 
+def expect_utf8(name: str, text: Any) -> None:
+    """ValueError for a text with bytes that were not UTF-8, which Python has as lone surrogates; other values pass."""
+    if isinstance(text, str):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            got = f"{text[max(0, error.start - 20) : error.start + 20]!r}"
+            raise ValueError(f"expected {name} as text in UTF-8, got {got} at character {error.start}") from None
+
+
 def printable(text: str) -> str:
     """The text with escapes such as ``\\x1b`` for control characters but tab and line feed, lone surrogates, and the
     characters that reverse the direction of writing."""
