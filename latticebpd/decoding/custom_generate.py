@@ -28,8 +28,8 @@ from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, d
 from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.lattices.values import token_ids
 from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.number_fields import token_ids
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from latticebpd.cpu import _engine
-from latticebpd.lattices.values import check_layers, token_ids
+from latticebpd.lattices.values import check_layers
 from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.models.engine.gguf_engine import check_computable, transformer_of_weights
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
+from latticebpd.models.number_fields import token_ids
 from latticebpd.models.weight_kinds import GGUF, INT8
 
 SIZES = {

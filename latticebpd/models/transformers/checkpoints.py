@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from fst.printable import plain_words
+from latticebpd.models.number_fields import CONFIG, check_numbers
 
 
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
@@ -26,6 +29,8 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
         expected = "expected the directory of a model (config.json, model.safetensors) or a Hub id"
         raise ValueError(f"{model}: {expected}, found neither")
+    if (file := Path(model, "config.json")).is_file():
+        check_config(file)
     try:
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
         config = AutoConfig.from_pretrained(model, **shared)
@@ -44,6 +49,16 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
             module.requires_grad_(False)  # constants, which transformers 5 makes trainable when it loads them
     base.eval()
     return base
+
+
+def check_config(file: Path) -> None:
+    """ValueError for a number out of range in a ``config.json``, also in the part of a text model."""
+    record = None
+    with suppress(ValueError, OSError, RecursionError):  # transformers says what else is wrong
+        record = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(record, dict):
+        for part in (record, record.get("text_config")):
+            check_numbers(CONFIG, part if isinstance(part, dict) else {}, file)
 
 
 def check_layer_count(name: str, layers: Any, tensors: int) -> None:

@@ -282,5 +282,5 @@ def test_unusable_prompt_is_refused(model: BlockwiseLM, prompt: list[object], me
 
 
 def test_limit_below_one_is_refused(model: BlockwiseLM) -> None:
-    with pytest.raises(ValueError, match="max_new_tokens >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens as a whole number from 1 to .*, got 0"):
         generate(model, [1], NoDrafter(), max_new_tokens=0)
