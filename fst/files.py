@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -171,6 +172,27 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
     if unpacked > LARGEST_SMALL_FILE and unpacked > LARGEST_RATIO * packed:
         size = f"{unpacked} or more, over {LARGEST_RATIO} times as many"
         raise ValueError(f"its {packed} bytes would unpack to {size}; if that is what you want, store it uncompressed")
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """Which file a name stood for: another one once it has been replaced or written to.
+
+    stamp: device, inode, size in bytes, and time of the last change in nanoseconds.
+    """
+
+    path: Path
+    stamp: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: PathLike) -> FileStamp:
+        read = Path(path).stat()
+        return cls(Path(path).absolute(), (read.st_dev, read.st_ino, read.st_size, read.st_mtime_ns))
+
+    def check(self) -> None:
+        """ValueError where the name stands for another file by now; a deleted one lives on while it is mapped."""
+        same = not self.path.exists() or FileStamp.of(self.path) == self
+        expect(same, "the file that was loaded", "one that was changed since", "load it again", of=self.path)
 
 
 def require_kind(path: Path, *kinds: Kind) -> None:

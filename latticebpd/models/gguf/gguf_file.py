@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fst.files import FileStamp
 from latticebpd.models.number_fields import GGUF, GGUF_TOKENS, check_numbers
 
 
@@ -78,6 +79,7 @@ class GgufFile:
     fields: dict[str, Any]
     tensors: dict[str, GgufTensor]
     map: mmap.mmap = field(repr=False)
+    stamp: FileStamp = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
@@ -85,9 +87,10 @@ class GgufFile:
         try:
             if not is_gguf(path):
                 raise _DamageError("a GGUF file", "another or none")
+            stamp = FileStamp.of(path)
             with open(path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            opened = cls(path, *_Parser(mapped).parts(), mapped)
+            opened = cls(path, *_Parser(mapped).parts(), mapped, stamp)
         except (_DamageError, OSError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}; is the copy complete?") from None
         check_numbers(GGUF, opened.fields, os.fspath(path), f"{opened.fields.get('general.architecture')}.")
