@@ -13,6 +13,7 @@ import textwrap
 import traceback
 from collections import UserDict
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import typer
@@ -162,6 +163,8 @@ def _open_standard_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # whoever reads it says what was not UTF-8
 
 
 def _leave_quietly() -> NoReturn:
