@@ -43,7 +43,7 @@ class Number:
 MOST = 1 << 30
 SIZE, SIZES = Number(1, MOST), Number(0, MOST, listed=1)
 COUNT, SHARE = Number(0, MOST), Number(0, 1, whole=False)
-FACTOR = Number(0, 1e15, whole=False)
+FACTOR = Number(0, 10**15, whole=False)
 TOKEN, UNSET_TOKENS = Number(0, LARGEST_TOKEN), Number(-1, LARGEST_TOKEN, listed=1)
 """Some configurations have -1 in place of none."""
 
@@ -67,9 +67,10 @@ CONFIG: dict[str, Number] = {
     **dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZES),
     "sliding_window": COUNT,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), SHARE),
-    "rope_theta": FACTOR,
+    **dict.fromkeys(("rope_theta", "factor"), FACTOR),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), UNSET_TOKENS),
 }
-"""Fields of ``config.json``."""
+"""Fields of ``config.json``, and of its parts."""
 GENERATION: dict[str, Number] = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), UNSET_TOKENS),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), UNSET_TOKENS),

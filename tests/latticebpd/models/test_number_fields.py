@@ -19,7 +19,7 @@ from latticebpd.drafters.bundled import MODEL
 from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.models.gguf.gguf_file import GgufFile
 from latticebpd.models.number_fields import CONFIG, GENERATION, GGUF, GGUF_TOKENS, Number
-from latticebpd.models.transformers.checkpoints import check_config
+from latticebpd.models.transformers.checkpoints import check_json
 from tests.helpers.gguf_files import bundled_with_gguf, content, field, header, value_field
 from tests.helpers.tiny_families import tiny
 
@@ -60,14 +60,14 @@ def test_fields_of_a_gguf_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIG)
 def test_fields_of_a_configuration(name: str, tmp_path: Path) -> None:
     path, number = tmp_path / "config.json", CONFIG[name]
-    for part in ("{{{}}}", '{{"text_config": {{{}}}}}'):
+    for part in ("{{{}}}", '{{"text_config": {{{}}}}}', '{{"text_config": {{"rope_parameters": {{{}}}}}}}'):
         for value in (None, *right(number)):
             path.write_text(part.format(f'"{name}": {json.dumps(value)}'))
-            check_config(path)
+            check_json(path, CONFIG)
         for value in wrong(number):
             path.write_text(part.format(f'"{name}": {json.dumps(value)}'))
             with pytest.raises(ValueError, match=refusal(name, number, value, path)):
-                check_config(path)
+                check_json(path, CONFIG)
 
 
 @pytest.mark.parametrize("name", GENERATION)
@@ -94,12 +94,13 @@ def test_damaged_numbers_of_a_folder_are_one_line(tmp_path: Path) -> None:
     for file, name, value in (
         ("generation_config.json", "pad_token_id", 2**64),
         ("config.json", "max_position_embeddings", 20.5),
+        ("config.json", "eos_token_id", -5),
     ):
         shutil.copytree(MODEL, folder := tmp_path / name)
         record = json.loads((folder / file).read_text()) | {name: value}
         (folder / file).write_text(json.dumps(record))
         with pytest.raises(ValueError, match=f"expected {name} as a whole number from .*, got {value}$"):
-            load(folder).generate("the", max_new_tokens=2)
+            load(folder)
     folder = bundled_with_gguf(tmp_path / "gguf")
     stored = (folder / GGUF_NAME).read_bytes()
     name = "llama.context_length"
