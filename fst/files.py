@@ -191,12 +191,15 @@ class FileStamp:
 
     def check(self) -> None:
         """ValueError where the name stands for another file by now; a deleted one lives on while it is mapped."""
-        same = not self.path.exists() or FileStamp.of(self.path) == self
+        try:
+            same = FileStamp.of(self.path) == self
+        except FileNotFoundError:
+            return
         expect(same, "the file that was loaded", "one that was changed since", "load it again", of=self.path)
 
 
 def require_kind(path: Path, *kinds: Kind) -> None:
-    """ValueError where something else has this name; nothing may."""
+    """ValueError where the name is taken by something of another kind; it may be free."""
     if path.exists():
         kind = "folder" if path.is_dir() else "file" if path.is_file() else "pipe" if path.is_fifo() else "device"
         wanted = f"to write a {' or a '.join(kinds)} of this name"

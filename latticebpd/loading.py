@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -205,14 +205,16 @@ class Loaded:
             left = not self.target.is_encoder_decoder
             ids, mask = padded([self.encode(each) for each in text], self.target.pad_id or 0, left)
             return ids, mask.astype(bool)
+        wanted = "a text, a list of texts, or token ids [n] or [rows, n]"
+        expect(not isinstance(text, Mapping), wanted, "a tokenizer's output", "pass its input_ids and attention_mask")
         try:
             ids = as_numpy(text)
         except (ValueError, TypeError) as error:
             got = f"{type(text).__name__} ({error})"
-            raise ValueError(f"expected a text, a list of texts, or token ids [n] or [rows, n], got {got}") from error
+            raise ValueError(f"expected {wanted}, got {got}") from error
         expect(ids.size, "a prompt of at least one token", "none")
         fits = ids.dtype.kind in "iu" and ids.ndim in (1, 2)
-        expect(fits, "a text, a list of texts, or token ids [n] or [rows, n]", f"{ids.dtype} of shape {ids.shape}")
+        expect(fits, wanted, f"{ids.dtype} of shape {ids.shape}")
         ids = ids[None] if ids.ndim == 1 else ids
         return ids, np.ones_like(ids, bool)
 
@@ -231,6 +233,7 @@ class Loaded:
         from latticebpd.decoding.acceptance import Sampling
 
         generator = None
+        expect(seed is None or isinstance(seed, int), "a whole number as seed", repr(seed))
         if seed is not None:
             import torch
 

@@ -156,13 +156,9 @@ def main() -> None:
 
 def _open_standard_streams() -> None:
     """Open those that the shell closed (``<&-``, ``>&-``) on the null device, before a file gets their numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # whoever reads it says what was not UTF-8
 

@@ -183,6 +183,11 @@ def test_temperature_0_and_do_sample_false_are_greedy(toy: Loaded) -> None:
         ({"do_sample": True, "temperature": 0}, "expected a temperature > 0, got 0"),
         ({"temperature": -1.0}, "expected temperature as a number from 0 to .*, got -1.0"),
         ({"do_sample": True, "top_p": -1.0}, "top_p"),
+        ({"temperature": "hot"}, "expected temperature as a number from 0 to .*, got 'hot'"),
+        ({"do_sample": True, "top_k": 2.5}, "expected top_k as a whole number from .*, got 2.5"),
+        ({"do_sample": True, "seed": "x"}, "expected a whole number as seed, got 'x'"),
+        ({"max_new_tokens": 2.5}, "expected max_new_tokens as a whole number from 1 to .*, got 2.5"),
+        ({"pad_token_id": 2**64}, f"expected pad_token_id as a whole number from .*, got {2**64}"),
         ({"max_new_tokens": 0}, "^expected max_new_tokens as a whole number from 1 to .*, got 0"),
     ],
 )
