@@ -17,9 +17,10 @@ Source: Allauzen, Mohri and Roark 2003; the conventions are OpenGrm NGram's.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fst import _core
 from fst.const_file import ALIGNMENT, ARC, STATE, Records
@@ -41,6 +42,22 @@ PIECE = 1 << 20
 
 MAX_ORDER = 255
 """Longest n-grams accepted; no real model comes near."""
+
+
+def token_sequence(name: str, tokens: Any) -> npt.NDArray[np.int64]:
+    """``[n]`` token ids, negative ones included; ValueError for text, several sequences, and numbers that are no ids.
+
+    name: what they are, for the message.
+    """
+    try:
+        ids = np.asarray(tokens)
+    except (ValueError, TypeError):  # rows of several lengths; a tensor of a GPU
+        ids = np.empty((), object)
+    fits = ids.ndim == 1 and (not ids.size or (ids.dtype.kind in "iu" and ids.max() < 2**63))
+    if not fits:
+        kind = "text; encode it" if ids.dtype.kind in "US" else f"{type(tokens).__name__} {tokens!r:.40}"
+        raise ValueError(f"expected {name} as one sequence of token ids [n], got {kind}")
+    return ids.astype(np.int64, copy=False)
 
 
 def most_labels(words: int) -> int:

@@ -14,15 +14,18 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 
+from fst.printable import expect
 from fst.processors import ignore
 
 PathLike = str | os.PathLike[str]
+Kind = Literal["file", "folder"]
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of writing that carry no file name."""
 
@@ -50,9 +53,11 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` on success, delete it on any error.
 
     A reader therefore sees the old file or the complete new one, never a half.  Missing parent folders are created.
-    An error in writing names ``path``, not the temporary file.
+    An error in writing names ``path``, not the temporary file.  ValueError where ``path`` is a folder, a pipe or a
+    device, which a file must not replace.
     """
     path = Path(path)
+    require_kind(path, "file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
@@ -70,16 +75,29 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
     """
     directory = Path(directory)
+    require_kind(directory, "folder")
     directory.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(directory / "files")
     try:
         with errors_naming(directory, temporary):
             temporary.mkdir()
             yield temporary
-            for path in sorted(temporary.iterdir()):
+            files = sorted(temporary.iterdir())
+            for path in files:
+                require_kind(directory / path.name, "file")
+            for path in files:
                 path.replace(directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_text(path: PathLike) -> str:
+    """A text in UTF-8; the ValueError for other bytes names the file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        got = f"{error.object[max(0, error.start - 20) : error.start + 20]!r} at byte {error.start}"
+        raise ValueError(f"{os.fspath(path)}: expected text in UTF-8, got {got}") from None
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -156,17 +174,46 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
         raise ValueError(f"its {packed} bytes would unpack to {size}; if that is what you want, store it uncompressed")
 
 
-def require_writable(path: PathLike, *kinds: Literal["file", "folder"]) -> None:
+@dataclass(frozen=True)
+class FileStamp:
+    """Which file a name stood for: another one once it has been replaced or written to.
+
+    stamp: device, inode, size in bytes, and time of the last change in nanoseconds.
+    """
+
+    path: Path
+    stamp: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: PathLike) -> FileStamp:
+        read = Path(path).stat()
+        return cls(Path(path).absolute(), (read.st_dev, read.st_ino, read.st_size, read.st_mtime_ns))
+
+    def check(self) -> None:
+        """ValueError where the name stands for another file by now; a deleted one lives on while it is mapped."""
+        try:
+            same = FileStamp.of(self.path) == self
+        except FileNotFoundError:
+            return
+        expect(same, "the file that was loaded", "one that was changed since", "load it again", of=self.path)
+
+
+def require_kind(path: Path, *kinds: Kind) -> None:
+    """ValueError where the name is taken by something of another kind; it may be free."""
+    if path.exists():
+        kind = "folder" if path.is_dir() else "file" if path.is_file() else "pipe" if path.is_fifo() else "device"
+        wanted = f"to write a {' or a '.join(kinds)} of this name"
+        expect(kind in kinds, wanted, f"a {kind}", "name another", of=path)
+
+
+def require_writable(path: PathLike, *kinds: Kind) -> None:
     """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
 
     Parent folders may be missing, as for `replacing`: they are created when there is something to write, not here.
     Raises ValueError: something else has the name, or the folder is a file, or cannot be written to.
     """
     path = Path(path)
-    kind = "folder" if path.is_dir() else "file" if path.is_file() else "device"
-    if path.exists() and kind not in kinds:
-        wanted = f"expected to write a {' or a '.join(kinds)} of this name"
-        raise ValueError(f"{path}: {wanted}, found a {kind}; name another")
+    require_kind(path, *kinds)
     folder = path if path.is_dir() else path.parent
     while not folder.exists():
         folder = folder.parent

@@ -10,6 +10,7 @@ and an arc weighs -(log p + transition).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
         expect(len(set(ids)) == len(ids), "every token once", ids, of=f"slot {slot}")
         slots.append(arcs)
     return slots
+
+
+def warn_of_positive(log_probs: npt.NDArray[np.floating[Any]], stacklevel: int = 3) -> None:
+    """A warning that counts the log-probabilities above 0, which scores and costs may be, but no probabilities."""
+    if (above := log_probs > 1e-3).any():  # a rounded sum may be a little above
+        what = f"{np.count_nonzero(above)} of the lattice's {log_probs.size} log-probabilities are above 0"
+        warnings.warn(f"{what}, up to {log_probs.max():g}; are they probabilities or costs?", stacklevel=stacklevel)
 
 
 def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from fst import _core, const_file
 from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
-from fst.automaton import MAX_ORDER, Automaton, most_labels
+from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton, most_labels, token_sequence
 from fst.const_file import FstFile, Records, Symbols, SymbolTable
 from fst.files import PathLike, replacing
 from fst.openfst import records_of, to_openfst
@@ -116,7 +117,7 @@ class NgramModel:
         ids = ids[ids >= 0]
         most = ids.max(initial=0)
         expect(most <= _automaton.LARGEST_TOKEN, f"token ids up to {_automaton.LARGEST_TOKEN}", most)
-        costs, targets, finals = self.core.resolve(ids, self.core.state_of(np.asarray(context, np.int64)))
+        costs, targets, finals = self.core.resolve(ids, self.core.state_of(token_sequence("a context", context)))
         states, arcs = np.zeros(len(finals), const_file.STATE), np.zeros(len(costs), const_file.ARC)
         states["final"], states["narcs"] = finals, len(ids)
         states["pos"] = np.arange(len(finals)) * len(ids)
@@ -148,9 +149,7 @@ class NgramModel:
             file.writelines(const_file.const_blocks(self.states, self.arcs, self.start_state, self._symbols()))
 
     def _symbols(self) -> SymbolTable:
-        labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
-        tokens = (labels[labels != self.unk_label] - 1).tolist()
-        return _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
+        return _symbols_to_embed((self._labels - 1).tolist(), self.symbols, self.unk_label, self.fingerprint)
 
     def to_arpa(self, path: PathLike, markers: bool = False) -> None:
         """Write the model as an ARPA file, gzip where the name ends in ``.gz``.
@@ -181,17 +180,35 @@ class NgramModel:
     @cached_property
     def vocab_size(self) -> int:
         """The largest token id of the unigrams, plus one."""
-        labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
-        labels = labels[labels != self.unk_label]
-        return int(labels[-1]) if len(labels) else 0
+        return int(self._labels[-1]) if len(self._labels) else 0
 
     def log_prob(self, token: int, context: Sequence[int] | npt.NDArray[np.integer] = ()) -> float:
         """Natural log of p(``token`` | ``context``), the tokens before it; an empty context is no history at all."""
-        return self.core.log_prob(token, np.asarray(context, np.int64))
+        (only,) = token_sequence("a token", [token])
+        return self.core.log_prob(int(only), token_sequence("a context", context))
 
     def score(self, tokens: Sequence[int] | npt.NDArray[np.integer], bos: bool = False, eos: bool = False) -> float:
         """Natural log-probability of a sequence, from the history ``<s>`` if ``bos``, with ``</s>`` if ``eos``."""
-        return self.core.score(np.asarray(tokens, np.int64), bos, eos)
+        return self.core.score(token_sequence("a text", tokens), bos, eos)
+
+    def vocabulary(self) -> Vocabulary:
+        """Ids of the words of the model's lattices; ValueError where its tokens are ids of a tokenizer."""
+        if self.symbols is None:
+            raise ValueError("expected a model of words, got one of token ids; encode texts with its tokenizer")
+        return Vocabulary(self.symbols)
+
+    def unseen(self, tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The ids among these, each once and rising, that the unigrams lack; negative ones are padding."""
+        ids = np.unique(np.asarray(tokens, np.int64))
+        ids = ids[ids >= 0]
+        at = np.searchsorted(self._labels, ids + 1)
+        return ids[np.append(self._labels, 0)[at] != ids + 1]
+
+    @cached_property
+    def _labels(self) -> npt.NDArray[np.int32]:
+        """Of the unigrams but ``<unk>``, rising."""
+        labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
+        return np.ascontiguousarray(labels[labels != self.unk_label])
 
     def __repr__(self) -> str:
         return f"NgramModel({len(self.states)} states, {len(self.arcs)} arcs, vocab_size={self.vocab_size})"
@@ -267,7 +284,15 @@ def _symbols_to_embed(
 
 
 class Vocabulary:
-    """Ids of words: those of a model, and further ones for words that it lacks."""
+    """Ids of words: those of a model, and further ones for words that it lacks.
+
+    Example:
+        >>> vocabulary = Vocabulary(["a", "cat", "sat"])  # or model.vocabulary()
+        >>> vocabulary.ids([["a", "the"], ["cat", "sat"]])
+        [[0, 3], [1, 2]]
+        >>> vocabulary.text([3, 1])
+        'the cat'
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -279,6 +304,27 @@ class Vocabulary:
         if token == len(self.words):
             self.words.append(word)
         return token
+
+    def ids(self, words: Any) -> Any:
+        """The id of a word, or of each in lists of any depth, such as a lattice's slots; -1, padding, of no text."""
+        if isinstance(words, str):
+            return self.token(words) if words else -1
+        return [self.ids(each) for each in words]
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """The words of ids, joined by spaces; negative ids are padding."""
+        return " ".join(self.words[token] for token in tokens if token >= 0)
+
+
+def warn_of_unseen(model: NgramModel, tokens: npt.NDArray[np.integer], stacklevel: int = 3) -> None:
+    """A warning that counts a lattice's tokens that the model does not have: where it has no ``<unk>`` they sink every
+    path that they are on; where it has, and knows none of the tokens, it cannot tell them apart."""
+    missing, each = model.unseen(tokens), len(np.unique(tokens[tokens >= 0]))
+    if not len(missing) or (model.unk_label and len(missing) < each):
+        return
+    how = "all of them count as <unk>" if model.unk_label else f"each of them costs {-LOG_ZERO:g} nats or more"
+    got = f"{len(missing)} of the lattice's {each} tokens are not in the n-gram model, such as {missing[0]}"
+    warnings.warn(f"{got}; {how}; are its ids those of the lattice?", stacklevel=stacklevel)
 
 
 def refuse_other_words(model: NgramModel, symbols: Sequence[str] | None, tokens: npt.NDArray[np.int32]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
+from typing import Any
 
 _UNPRINTABLE = re.compile(r"[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -12,6 +14,23 @@ def expect(fits: object, expected: str, got: object = "none", remedy: str = "", 
     if not fits:
         begin, end = f"{of}: " if of else "", f"; {remedy}" if remedy else ""
         raise ValueError(f"{begin}expected {expected}, got {got!s:.80}{end}")
+
+
+def expect_count(name: str, value: Any) -> int:
+    """The number as an integer; ValueError unless it is a whole one from 1 to 2^31 - 1."""
+    fits = isinstance(value, Integral) and 1 <= int(value) < 2**31
+    expect(fits, f"a whole number {name} from 1 to 2^31 - 1", repr(value))
+    return int(value)
+
+
+def expect_utf8(name: str, text: Any) -> None:
+    """ValueError for a text with bytes that were not UTF-8, which Python has as lone surrogates; other values pass."""
+    if isinstance(text, str):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            got = f"{text[max(0, error.start - 20) : error.start + 20]!r}"
+            raise ValueError(f"expected {name} as text in UTF-8, got {got} at character {error.start}") from None
 
 
 def printable(text: str) -> str:

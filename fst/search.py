@@ -31,9 +31,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fst import _core
+from fst.automaton import token_sequence
 from fst.lattices import Floats, Ints
 from fst.model import NgramModel
-from fst.printable import expect
+from fst.printable import expect, expect_count
 from fst.processors import available_processors
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
@@ -60,7 +61,6 @@ FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
     matched_...     each again in slots of which the text has a token after the path's last two or more; 0 elsewhere
 """
-LARGEST_COUNT = 2**31 - 1
 
 
 def nbest_paths(
@@ -74,7 +74,8 @@ def nbest_paths(
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    return _core.nbest(lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)[:2]
+    text = token_sequence("a context", context)
+    return _core.nbest(lattice, _model(lm, alpha), expect_count("p", p), alpha, text, 1)[:2]
 
 
 def nbest_paths_batch(
@@ -96,7 +97,7 @@ def nbest_paths_batch(
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     texts = _contexts(contexts, len(lattices[0]))
-    return _core.nbest(lattices, _model(lm, alpha), _count("p", p), alpha, texts, _threads(threads))
+    return _core.nbest(lattices, _model(lm, alpha), expect_count("p", p), alpha, texts, _threads(threads))
 
 
 def best_first_tree(
@@ -116,8 +117,8 @@ def best_first_tree(
     root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    nodes = _count("num_nodes", num_nodes)
-    return _core.tree(lattice, _model(lm, alpha), nodes, alpha, _ids(context, np.int64), 1)[:3]
+    nodes, text = expect_count("num_nodes", num_nodes), token_sequence("a context", context)
+    return _core.tree(lattice, _model(lm, alpha), nodes, alpha, text, 1)[:3]
 
 
 def best_first_tree_batch(
@@ -136,7 +137,7 @@ def best_first_tree_batch(
     ``counts[i]`` nodes; tokens and parents -1 and log-probabilities -inf pad the rest.
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
-    nodes = _count("num_nodes", num_nodes)
+    nodes = expect_count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(lattices[0]))
     return _core.tree(lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
 
@@ -176,7 +177,7 @@ def calibrated_tree_batch(
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     table = np.asarray(weights, np.float64)
     expect(table.ndim == 2 and table.shape[1] == len(FEATURES), f"weights [slots, {len(FEATURES)}]", table.shape)
-    nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
+    nodes, model = expect_count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(lattices[0]))
     return _core.calibrated_tree(
         lattices, model, list(texts), table, nodes, further, proposals, histories, _threads(threads)
@@ -200,11 +201,11 @@ def describe_arcs(
     the path.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    following = _ids(path, np.int64)
+    following = token_sequence("a path", path)
     lowest = following.min(initial=0)
     expect(lowest >= 0, "a path of token ids", lowest)
-    model, history = None if lm is None else lm.core, _ids(context, np.int64)
-    return _core.describe(lattice, model, text, following, further, proposals, history)
+    model, before = None if lm is None else lm.core, token_sequence("a context", context)
+    return _core.describe(lattice, model, text, following, further, proposals, before)
 
 
 def arc_posteriors(
@@ -221,7 +222,7 @@ def arc_posteriors(
     that take it, -inf where there is none. Forward and backward sums give it exactly, however many paths there are.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    return _core.posteriors(lattice, None if lm is None else lm.core, alpha, np.asarray(context, np.int64))
+    return _core.posteriors(lattice, None if lm is None else lm.core, alpha, token_sequence("a context", context))
 
 
 def lattice_arrays(
@@ -256,9 +257,4 @@ def _model(lm: NgramModel | None, alpha: float) -> _core.Model | None:
 
 
 def _threads(threads: int | None) -> int:
-    return available_processors() if threads is None else _count("threads", threads)
-
-
-def _count(name: str, value: int) -> int:
-    expect(1 <= value <= LARGEST_COUNT, f"{name} from 1 to 2^31 - 1", value)
-    return value
+    return available_processors() if threads is None else expect_count("threads", threads)

@@ -28,13 +28,13 @@ import pywrapfst
 
 from fst import _core
 from fst._core import LARGEST_WEIGHT
-from fst.automaton import LARGEST_TOKEN
+from fst.automaton import LARGEST_TOKEN, token_sequence
 from fst.confusion import EPSILON, confusion_network
 from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE, FstFile
-from fst.lattices import Floats, Ints, checked_transitions, slots_of
-from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
+from fst.lattices import Floats, Ints, checked_transitions, slots_of, warn_of_positive
+from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words, warn_of_unseen
 from fst.openfst import records_of, refuse_transducer, to_openfst
-from fst.printable import expect
+from fst.printable import expect, expect_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,23 +61,26 @@ class Lattice:
     ) -> Lattice:
         """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, in any order.
 
-        ValueError for cycles, lattices without a path, numbers that are none and ids that no token has.
+        ValueError for cycles, lattices without a path, numbers that are none and ids that no token has; a warning that
+        counts log-probabilities above 0.
         """
-        rows = np.array(list(arcs), np.dtype([("source", "i8"), ("target", "i8"), ("token", "i8"), ("log_prob", "f8")]))
-        ends = np.array(list(finals), np.dtype([("state", "i8"), ("log_prob", "f8")]))
-        if (bad := (rows["token"] < EPSILON) | (rows["token"] > LARGEST_TOKEN)).any():
+        sources, targets, tokens, log_probs = _columns(arcs, "arcs (source, target, token, log p)")
+        ends, end_log_probs = _columns(finals, "final states (state, log p)")
+        if (bad := (tokens < EPSILON) | (tokens > LARGEST_TOKEN)).any():
             wanted = f"token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon"
-            raise ValueError(f"expected {wanted}, got {rows['token'][bad][0]}")
-        for weights in (rows["log_prob"], ends["log_prob"]):
+            raise ValueError(f"expected {wanted}, got {tokens[bad][0]}")
+        for weights in (log_probs, end_log_probs):
             if (bad := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
                 raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad][0]}")
-        states = np.concatenate([[start], rows["source"], rows["target"], ends["state"]])
+        warn_of_positive(np.append(log_probs, end_log_probs))
+        starts, _ = _columns([(start, 0.0)], "start states (state, log p)")
+        states = np.concatenate([starts, sources, targets, ends])
         expect(states.min() >= 0, "states numbered from 0", states.min())
-        wanted, got = "states numbered without large gaps", f"{states.max()} with {len(rows)} arcs"
+        wanted, got = "states numbered without large gaps", f"{states.max()} with {len(tokens)} arcs"
         expect(states.max() <= 8 * len(states) + 1024, wanted, got)
         final_costs = np.full(int(states.max()) + 1, np.inf)
-        np.minimum.at(final_costs, ends["state"], -ends["log_prob"])
-        file = _topsorted(rows["source"], rows["target"], rows["token"] + 1, -rows["log_prob"], final_costs, start)
+        np.minimum.at(final_costs, ends, -end_log_probs)
+        file = _topsorted(sources, targets, tokens + 1, -log_probs, final_costs, start)
         return cls._of(file, file.arcs["ilabel"] - 1, symbols)
 
     @classmethod
@@ -170,20 +173,20 @@ class Lattice:
         lm, p, alpha, context: as for `fst.nbest_paths`; ties go to the smaller sequence, a prefix before its
             continuations.
         """
-        expect(1 <= p < 2**31, "p from 1 to 2^31 - 1", p)
-        before = np.asarray(context, np.int64)
-        tokens, scores = _core.lattice_nbest(self._deterministic, self._core_of(lm), p, alpha, before)
+        count, before = expect_count("p", p), token_sequence("a context", context)
+        if lm is not None and alpha != 0:
+            warn_of_unseen(lm, self.tokens)
+        tokens, scores = _core.lattice_nbest(self._deterministic, self._core_of(lm), count, alpha, before)
         return tokens[:, : int((tokens >= 0).sum(axis=1).max(initial=0))], scores
 
     def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
         """``[arcs]`` natural log of the probability of the paths through each arc; -inf where there are none."""
-        every = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        every = self._posteriors(lm, alpha, context)
         return every[self._with_ends[3] >= 0]
 
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
         """The path with the fewest edits to a reference: its tokens, and how many."""
-        tokens = np.asarray(reference, np.int64)
-        expect(tokens.ndim == 1, "a reference as one sequence of token ids", f"{tokens.ndim} axes")
+        tokens = token_sequence("a reference", reference)
         far, steps = np.iinfo(np.int32).max // 2, np.arange(len(tokens) + 1)
         edits = np.full((self.num_states, len(steps)), far)  # of the best path to a state against each prefix
         arrived = np.full(edits.shape, -1)  # the arc by which it comes
@@ -239,8 +242,13 @@ class Lattice:
         are left out, and in the others the probability of nothing is missing.
         """
         paths, _ = self.nbest_paths(lm, 1, alpha, context)
-        posteriors = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        posteriors = self._posteriors(lm, alpha, context)
         return confusion_network(self._with_ends, np.exp(posteriors), paths[0][paths[0] >= 0].tolist())
+
+    def _posteriors(self, lm: NgramModel | None, alpha: float, context: Sequence[int]) -> Floats:
+        """Of the arcs of `_with_ends`."""
+        before = token_sequence("a context", context)
+        return _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, before)
 
     @cached_property
     def _with_ends(self) -> tuple[Any, Any, Any, Any]:
@@ -267,6 +275,27 @@ class Lattice:
             return None
         refuse_other_words(lm, self.symbols, self.tokens)
         return lm.core
+
+
+def _columns(rows: Iterable[tuple[Any, ...]], what: str) -> list[npt.NDArray[Any]]:
+    """The columns of rows: integers, int64 each, and log-probabilities, float64; ValueError for anything else.
+
+    what: the rows' name with the columns', in parentheses.
+    """
+    listed, names = list(rows), what[what.index("(") + 1 : -1].split(", ")
+    try:
+        columns = [np.array(column) for column in zip(*listed, strict=True)] or [np.empty(0, np.int64)] * len(names)
+        fits = len(columns) == len(names) and all(column.ndim == 1 for column in columns)
+    except (ValueError, TypeError):
+        fits = False
+    expect(fits, f"{what} as numbers", f"others, such as {listed[:1]}")
+    *integers, log_probs = columns
+    for name, column in zip(names, integers, strict=False):
+        if column.dtype.kind not in "iu" or (column.dtype.kind == "u" and column.max(initial=0) >= 2**63):
+            wrong = next(value for value in column.tolist() if type(value) is not int or abs(value) >= 2**63)
+            raise ValueError(f"expected every {name} of the {what} as an integer, got {wrong!r:.60}")
+    expect(log_probs.dtype.kind in "fiu", f"every log p of the {what} as a number", log_probs.dtype)
+    return [*(column.astype(np.int64) for column in integers), log_probs.astype(np.float64)]
 
 
 def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> Any:

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from fst.printable import expect as expect
+from fst.printable import expect_count as expect_count
+from fst.printable import expect_utf8 as expect_utf8
 
 
 def extra_module(name: str, extra: str, purpose: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fst.files import PathLike
+from fst.files import FileStamp, PathLike
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.decoding.decode_rows import accepts_numpy
@@ -32,7 +32,8 @@ from latticebpd.lattices.values import as_numpy
 from latticebpd.models.catalogue import BUNDLED, GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
 from latticebpd.models.engine.engine_model import EngineModel
-from latticebpd.models.load_target import load_target, tokenizer_for
+from latticebpd.models.load_target import gguf_of, load_target, tokenizer_for
+from latticebpd.models.number_fields import GENERATION, check_numbers
 from latticebpd.models.target_model import TargetModel
 from latticebpd.models.weight_kinds import GGUF, INT8
 from latticebpd.scoring.rescoring import is_calibrated
@@ -59,6 +60,9 @@ class Loaded:
     lm: the file of its language model, which holds weights for several systems; None: no language model.
     lm_from_caller: whether the caller named ``lm``; else it lies next to the model.
     source: lattices of the model's heads or of a drafter model; None: neither.
+    gguf: the GGUF file that the model or its weights were loaded from, if any; it must not change.
+
+    A copy shares what the CPU engine holds; a pickled one is loaded again by its name.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Loaded:
     lm: Path | None = None
     lm_from_caller: bool = False
     source: LatticeProposer | None = field(default=None, repr=False)
+    gguf: FileStamp | None = field(default=None, repr=False)
 
     @property
     def weights(self) -> str:
@@ -79,6 +84,7 @@ class Loaded:
     @cached_property
     def tokenizer(self) -> Any:
         """The model's, with the interface of ``transformers``' tokenizers; ValueError if none can be read."""
+        self._check_file()
         return tokenizer_for(self.target, self.path)
 
     @cached_property
@@ -178,6 +184,7 @@ class Loaded:
             ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``;
             ``seed`` makes a sampled text repeatable. A temperature above 0 samples; ``do_sample=False`` does not.
         """
+        self._check_file()
         ids, mask = self._prompts(text)
         drafter = self.drafter() if drafter is None else drafter
         read = getattr(getattr(drafter, "source", None), "read", None)
@@ -186,6 +193,11 @@ class Loaded:
         arguments: dict[str, Any] = {"eos_token_id": self.prompts.eos_ids, "attention_mask": mask.astype(int).tolist()}
         arguments |= self._with_sampling(options)
         return generate(self.target, ids, drafter, **{"tokenizer": self.tokenizer, **arguments})
+
+    def _check_file(self) -> None:
+        """ValueError where the GGUF file has changed, whose tokenizer would not fit the loaded weights."""
+        if self.gguf is not None:
+            self.gguf.check()
 
     def _prompts(self, text: Any) -> tuple[np.ndarray, np.ndarray]:
         """``[rows, n]`` ids, and which of them are no padding. No token of a given text is padding,
@@ -197,14 +209,16 @@ class Loaded:
             left = not self.target.is_encoder_decoder
             ids, mask = padded([self.encode(each) for each in text], self.target.pad_id or 0, left)
             return ids, mask.astype(bool)
+        wanted = "a text, a list of texts, or token ids [n] or [rows, n]"
+        expect(not isinstance(text, Mapping), wanted, "a tokenizer's output", "pass its input_ids and attention_mask")
         try:
             ids = as_numpy(text)
         except (ValueError, TypeError) as error:
             got = f"{type(text).__name__} ({error})"
-            raise ValueError(f"expected a text, a list of texts, or token ids [n] or [rows, n], got {got}") from error
+            raise ValueError(f"expected {wanted}, got {got}") from error
         expect(ids.size, "a prompt of at least one token", "none")
         fits = ids.dtype.kind in "iu" and ids.ndim in (1, 2)
-        expect(fits, "a text, a list of texts, or token ids [n] or [rows, n]", f"{ids.dtype} of shape {ids.shape}")
+        expect(fits, wanted, f"{ids.dtype} of shape {ids.shape}")
         ids = ids[None] if ids.ndim == 1 else ids
         return ids, np.ones_like(ids, bool)
 
@@ -212,6 +226,7 @@ class Loaded:
         """The options with an acceptance rule in place of those of sampling; ValueError for both."""
         asked = {name: options[name] for name in SAMPLING if options.get(name) is not None}
         rest = {name: value for name, value in options.items() if name not in (*SAMPLING, "do_sample", "seed")}
+        check_numbers(GENERATION, asked, "")
         do_sample, seed = options.get("do_sample"), options.get("seed")
         samples = bool(asked.get("temperature")) if do_sample is None else do_sample
         if not samples:
@@ -222,6 +237,7 @@ class Loaded:
         from latticebpd.decoding.acceptance import Sampling
 
         generator = None
+        expect(seed is None or isinstance(seed, int), "a whole number as seed", repr(seed))
         if seed is not None:
             import torch
 
@@ -286,15 +302,18 @@ def load(
     if (family is None or drafter is not None) and folder.is_dir() and not (folder / GGUF_NAME).exists():
         check_decodes(folder)
     drafts = folder if drafter is None else Path(drafter)
+    gguf = None if (file := gguf_of(folder)) is None else FileStamp.of(file)
     on_engine = family is None or family.runs_beside_engine(drafts)
     target = load_target(path, weights, device=device, dtype=dtype, ignore_beams=ignore_beams, on_engine=on_engine)
     label = BUNDLED if name is None else path.name
-    file = _lm_file(folder, name, lm)
-    loaded = Loaded(label, path, folder, target, chat, system_prompt, file, lm is not None)
+    gguf = gguf if folder.is_file() or target.weights == GGUF else None
+    model_lm = _lm_file(folder, name, lm)
+    loaded = Loaded(label, path, folder, target, chat, system_prompt, model_lm, lm is not None, gguf=gguf)
     if family is not None or drafter is not None:
         loaded = replace(loaded, source=load_source(drafts, loaded, LoadOptions(bigram)))
     if isinstance(target, EngineModel):
         _ = target.transformer  # after the heads, whose float weights are gone by now
+    loaded._check_file()
     return loaded
 
 

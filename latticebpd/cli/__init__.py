@@ -7,17 +7,19 @@ what was expected and what came, and exit status 2; anything unforeseen with one
 from __future__ import annotations
 
 import math
+import os
 import sys
 import textwrap
 import traceback
 from collections import UserDict
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from fst.printable import printable
+from fst.printable import expect_utf8, printable
 from latticebpd._version import __version__
 from latticebpd.cli.help_panels import laid_out
 
@@ -67,19 +69,23 @@ class _LazyCommands(UserDict[str, Any]):
 
 
 def _reject_nonfinite(command: Any) -> Any:
-    """The command, or group of them, without the numbers that no option has a use for: nan, infinity, more than 64
-    bits."""
+    """The command, or group of them, without what no option has a use for: nan, infinity, more than 64 bits, text that
+    is not UTF-8."""
     if subcommands := getattr(command, "commands", None):
         for each in subcommands.values():
             _reject_nonfinite(each)
         return command
     act = command.callback
+    longest = {each.name: max(each.opts, key=len) for each in command.params}
+    names = {name: text if text.startswith("-") else text.upper() for name, text in longest.items()}
 
     def checked(**values: Any) -> None:
         for name, value in values.items():
             is_odd = isinstance(value, float) and not math.isfinite(value)
             if is_odd or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-                raise ValueError(f"expected --{name.replace('_', '-')} as a number of ordinary size, got {value}")
+                raise ValueError(f"expected {names[name]} as a number of ordinary size, got {value}")
+            for text in value if isinstance(value, list) else [value]:
+                expect_utf8(names[name], text)
         act(**values)
 
     command.callback = checked
@@ -120,12 +126,17 @@ def _root(
 def main() -> None:
     """Run the program; whatever goes wrong becomes one line: users' mistakes with exit status 2, the unforeseen with
     1."""
+    _open_standard_streams()
     try:
-        sys.exit(app(prog_name="latticebpd", standalone_mode=False))
+        status = app(prog_name="latticebpd", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
     except BrokenPipeError:
-        # The reader (`head`, say) has what it wanted; closing standard error keeps the interpreter quiet about it.
-        sys.stderr.close()
-        sys.exit(0)
+        _leave_quietly()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which the command line's library ends with 1
+            _leave_quietly()
+        raise
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
@@ -141,6 +152,23 @@ def main() -> None:
         cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
         remedy = "`latticebpd --debug COMMAND ...` shows where it comes from"
         _fail(f"unforeseen {type(cause).__name__}: {cause}; {remedy}", 1)
+
+
+def _open_standard_streams() -> None:
+    """Open those that the shell closed (``<&-``, ``>&-``) on the null device, before a file gets their numbers."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # whoever reads it says what was not UTF-8
+
+
+def _leave_quietly() -> NoReturn:
+    """End with 0: the reader (`head`, say) has what it wanted. What is left in buffers goes nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(null, stream.fileno())
+    sys.exit(0)
 
 
 def _fail(message: str, status: int) -> NoReturn:

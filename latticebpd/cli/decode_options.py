@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fst.files import read_text
 from latticebpd.checks import expect
 from latticebpd.cli.tables import warn_differing
 from latticebpd.console import progress
@@ -105,6 +106,6 @@ def read_references(path: Path, field: str, count: int) -> list[list[str]]:
     if path.suffix == ".jsonl":
         references = list(read_json_lines(path, parse, f"an object with {field!r}, a text or a list of texts"))
     else:
-        references = [[line] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        references = [[line] for line in read_text(path).splitlines() if line.strip()]
     expect(len(references) == count, f"one line for each of the lattices' {count} texts", len(references), of=path)
     return references

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from fst.files import read_text
 from latticebpd.checks import expect
 from latticebpd.cli import model_options
 from latticebpd.cli.accepted_blocks import streamer_for
@@ -111,5 +112,5 @@ def _text(prompt: str | None, file: Path | None) -> str:
     if (prompt is None) == (file is None):
         raise ValueError("expected a text, - for standard input, or --file, and just one of them; see --help")
     if file is not None:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     return sys.stdin.read() if prompt == "-" else str(prompt)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fst.files import read_text
 from latticebpd.checks import expect, extra_module
 from latticebpd.cli.jacobi_inputs import FILE, LM, InitialName, initial_values, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS, MODEL
@@ -136,7 +137,7 @@ def _earlier(previous: Path | None, initial: InitialName, texts: int) -> list[st
         raise ValueError("expected --previous FILE together with --initial previous, got one without the other")
     if previous is None:
         return []
-    lines = previous.read_text(encoding="utf-8").splitlines()[:texts]
+    lines = read_text(previous).splitlines()[:texts]
     expect(len(lines) == texts, f"{texts} earlier outputs, one a line", len(lines), of=previous)
     return lines
 

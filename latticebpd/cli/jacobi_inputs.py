@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fst.files import read_text
 from latticebpd.checks import expect
 from latticebpd.drafters import bundled
 from latticebpd.lattices.json_files import read_json_lines
@@ -64,7 +65,7 @@ def read_texts(
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     empty = next((number for number, line in enumerate(lines[:limit], 1) if not line.strip()), None)
     expect(empty is None, "a text on every line", "an empty one", of=f"{path}:{empty}")
     return lines[:limit]

@@ -28,8 +28,8 @@ from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, d
 from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.lattices.values import token_ids
 from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.number_fields import token_ids
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.verification.forward import EncodedSource
 
@@ -37,6 +37,8 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 HARNESS_CRITERION = "MultiTokenEOSCriteria"
 """lm-evaluation-harness's, which ends a batch when all rows have their stop strings. Rows may end there one by one,
 since the harness cuts texts there."""
+DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+"""Arguments of ``generate()`` that choose how it drafts. Those of a model's own configuration stand back."""
 # Prepared by generate(), not needed here
 _UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
@@ -113,8 +115,10 @@ class CustomGenerate:
             text.processors = LogitsProcessorList(_of_row(each, row, len(texts)) for each in logits_processor)
             text.criteria = StoppingCriteriaList(_of_row(each, row, len(texts)) for each in text.criteria)
         if (target := self.target) is not None:
-            wanted = f"a model of {target.vocab_size} tokens (the engine's copy of it)"
-            expect(base.vocab_size == target.vocab_size, wanted, base.vocab_size)
+            sizes = {"{} tokens": "vocab_size", "hidden size {}": "hidden_size", "{} layers": "num_layers"}
+            for words, name in sizes.items():
+                engines, own = getattr(target, name), getattr(base, name)
+                expect(own == engines, f"a model of {words.format(engines)} (target is the engine's copy of it)", own)
         session = Session(target or base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
         self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
         sequences: Any = torch.from_numpy(self.last.tokens).to(input_ids.device)
@@ -133,6 +137,9 @@ class PreparedSettings(GenerationSettings):
     a field that cannot be honoured."""
 
     def __init__(self, model: PreTrainedModel, config: GenerationConfig) -> None:
+        for name in DRAFTING:
+            if (value := getattr(config, name, None)) not in (None, getattr(model.generation_config, name, None)):
+                raise _unsupported(name, f"{value!r}; it names another drafter: leave one of the two out")
         single = copy.copy(config)
         single.num_return_sequences = 1  # generate() has repeated the prompts
         refuse(single)

@@ -77,6 +77,7 @@ def _check_ids(input_ids: Ids, vocab_size: int) -> np.ndarray:
     except (ValueError, TypeError) as error:
         what = "expected prompts of equal length [rows, n]; pad them and pass an attention_mask"
         raise ValueError(f"{what} ({error})") from error
+    expect(ids.dtype.kind not in "US", "prompts as token ids", "text", "encode it, or use load(...).generate(text)")
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {ids.shape}")

@@ -14,10 +14,10 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from latticebpd.checks import expect
-from latticebpd.lattices.values import token_ids
 from latticebpd.models.engine.engine_model import BEAMS, EngineModel
 from latticebpd.models.load_target import search_no_beams
 from latticebpd.models.model_tokenizer import ModelTokenizer
+from latticebpd.models.number_fields import GENERATION, check_numbers, token_ids
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class GenerationSettings:
     """
 
     def __init__(self, model: AnyModel | None = None, **arguments: Any) -> None:
-        number = arguments.get("max_new_tokens")
-        expect(number is None or number >= 1, "max_new_tokens >= 1", number)
+        check_numbers(GENERATION, arguments, "")
         self.target = None if model is None else target_model(model)
         self._arguments = _without_none(arguments)
         if not isinstance(self.target, EngineModel):
@@ -95,6 +94,7 @@ class GenerationSettings:
             fields = {name: value for name, value in (self.target.generation | self._arguments).items() if value != []}
             if not fields.keys() <= PLAIN:
                 fields = vars(self.config)
+        check_numbers(GENERATION, fields, "the generation config")
         self._is_plain = fields.keys() <= PLAIN
         self.eos_ids = token_ids("eos_token_id", fields.get("eos_token_id"))
         self.pad_id: int | None = next(iter(token_ids("pad_token_id", fields.get("pad_token_id"))), None)
@@ -244,8 +244,7 @@ class GenerationSettings:
 def refuse(config: GenerationConfig) -> None:
     """ValueError if a field is set that only ``generate()`` can honour, or an unknown one of a later version, or if the
     end of text or the padding is no token."""
-    for name in ("eos_token_id", "pad_token_id"):
-        token_ids(name, getattr(config, name, None))
+    check_numbers(GENERATION, vars(config), "the generation config")
     from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
     # A quantized cache changes texts.

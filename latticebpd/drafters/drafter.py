@@ -51,6 +51,15 @@ class State:
         return len(self.tokens) <= self.prompt_length + 1
 
 
+def expect_width(states: Any, width: int) -> None:
+    """ValueError for hidden states ``[..., numbers]`` of another model than the one that a drafter was made for."""
+    wanted, remedy = (
+        f"hidden states of {width} numbers (of the drafter's model)",
+        "take a drafter of the decoding model",
+    )
+    expect(states.shape[-1] == width, wanted, states.shape[-1], remedy)
+
+
 class Drafter(Protocol):
     """Proposes draft trees for the unfinished rows of a batch."""
 

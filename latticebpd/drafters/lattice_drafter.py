@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from latticebpd.checks import expect
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.known_text import by_row, remaining
@@ -29,6 +30,9 @@ class LatticeDrafter(Drafter):
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        tokens, largest = self.source.vocab_size, max(state.tokens[-1] for state in states)
+        wanted, remedy = f"tokens below {tokens} (of the drafter's model)", "draft for that model"
+        expect(tokens is None or largest < tokens, wanted, largest, remedy)
         lattices = {row: each for row, each in enumerate(self.source.lattices(states)) if each is not None}
         trees = [DraftTree.empty()] * len(states)
         if lattices:

@@ -22,14 +22,13 @@ from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
 from latticebpd.checks import expect
 from latticebpd.lattices.pictures import lattice_picture
-from latticebpd.lattices.values import ArrayValues, as_numpy, read_only
+from latticebpd.lattices.values import LARGEST_TOKEN, ArrayValues, as_numpy, read_only
 
 if TYPE_CHECKING:
     import pywrapfst
 
 PADDING = -1
 """Token of a missing arc."""
-LARGEST_TOKEN = np.iinfo(np.int32).max - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from numbers import Integral
 from typing import Any
 
 import numpy as np
+
+LARGEST_TOKEN = np.iinfo(np.int32).max - 1
 
 
 class ArrayValues:
@@ -69,17 +70,6 @@ def check_layers(layers: Iterable[int], deepest: int) -> None:
     wanted = list(layers)
     if any(not 1 <= layer <= deepest for layer in wanted):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, wanted))}")
-
-
-def token_ids(name: str, value: Any) -> list[int]:
-    """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
-    listed = value.tolist() if hasattr(value, "tolist") else value
-    ids: list[Any] = [] if listed is None else [listed]
-    if isinstance(listed, Iterable) and not isinstance(listed, str | dict):
-        ids = [*listed]
-    if any(isinstance(each, bool) or not isinstance(each, Integral) for each in ids):
-        raise ValueError(f"expected {name} of the generation config as a token id or a list of them, got {value!r:.80}")
-    return [int(each) for each in ids]
 
 
 def as_numpy(values: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from latticebpd.checks import expect
+from latticebpd.checks import expect, expect_utf8
 from latticebpd.lattices.json_files import read_json_lines
 from latticebpd.models.chat_templates import render_chat
 from latticebpd.models.target_model import AnyModel, target_model
@@ -36,11 +36,13 @@ class PlainText:
         return self.document("".join(turn + "\n\n" for turn in turns))
 
     def document(self, text: str) -> list[int]:
-        """A text with the special tokens that the tokenizer adds."""
+        """A text with the special tokens that the tokenizer adds; ValueError for one with halves of characters."""
+        expect_utf8("a prompt", text)
         return list(self.tokenizer(text)["input_ids"])
 
     def ids(self, text: str) -> list[int]:
-        """A text without added tokens."""
+        """A text without added tokens; ValueError for one with halves of characters."""
+        expect_utf8("a prompt", text)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:

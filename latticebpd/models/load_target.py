@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fst.files import FileStamp
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.models.catalogue import GGUF_NAME, model_source, resolved
-from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model
+from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model, unchanged_hash
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
@@ -55,14 +59,43 @@ def load_target(
         expect(plain, f"float32 on the CPU with weights={weights!r}", asked, "use weights='torch'")
         wanted = "weights='torch' for a drafter that only drafts for models on PyTorch"
         expect(on_engine, wanted, f"weights={weights!r}", of=os.fspath(name))
+    if device is not None:
+        _check_device(device)
     path = model_source(name)
     by_engine = weights != TORCH and plain and on_engine
     if by_engine and weights in (None, GGUF) and (model := gguf_model(Path(path))) is not None:
-        return model.without_beams() if ignore_beams else model
+        model = model.without_beams() if ignore_beams else model
+        return replace(model, reload=_again(path, model.weights, ignore_beams))
     stock = load_stock(name, dtype)
     if ignore_beams:
         search_no_beams(stock)
-    return _on_engine(stock, Path(path), weights, default) if by_engine else _on_pytorch(stock, device)
+    target = _on_engine(stock, Path(path), weights, default) if by_engine else _on_pytorch(stock, device)
+    if isinstance(target, EngineModel):
+        return replace(target, reload=_again(path, target.weights, ignore_beams))
+    return target
+
+
+def _check_device(device: str | torch.device) -> None:
+    """ValueError, before a model is read, for a device that is not there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        wanted, reason = "a device such as cpu or cuda that PyTorch has here", str(error).splitlines()[0]
+        raise ValueError(f"expected {wanted}, got {device!r}: {reason}") from error
+
+
+def _again(path: Name, weights: str, ignore_beams: bool) -> Callable[[], TargetModel]:
+    """What loads an engine's model again, which can be pickled."""
+    name = Path(path).absolute() if Path(path).exists() else path
+    return partial(load_target, name, weights, ignore_beams=ignore_beams)
+
+
+def gguf_of(path: Path) -> Path | None:
+    """The GGUF file that a model's path is, or that lies in its folder."""
+    file = path / GGUF_NAME if path.is_dir() else path
+    return file if is_gguf(file) else None
 
 
 def search_no_beams(model: PreTrainedModel) -> None:
@@ -85,11 +118,12 @@ def _on_engine(model: PreTrainedModel, path: Path, weights: str | None, default:
     from latticebpd.models.engine.engine_copy import engine_copy
     from latticebpd.models.engine.engine_families import unsupported_reason
 
-    file = path if path.is_file() else path / GGUF_NAME
-    known = file if file.is_file() else None
+    known = gguf_of(path)
     if weights is None and unsupported_reason(model) is not None:
         return _on_pytorch(model, None)
     hash_weights = (lambda: _checkpoint_fingerprint(path)) if path.exists() else None  # a hub's are hashed now
+    if path.is_file():
+        hash_weights = partial(unchanged_hash, FileStamp.of(path))
     kind = weights or (default if known is None else GGUF)
     try:
         return engine_copy(model, kind, known, hash_weights=hash_weights)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fst
+from latticebpd.checks import expect_count
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.scoring.scorer import Context, checked_count, listed
+from latticebpd.scoring.scorer import Context, listed
 from latticebpd.scoring.weights import checked_alpha
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class KenlmScorer:
         return state
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        checked_count("p", p)
+        expect_count("p", p)
         drafts = []
         for lattice, context in zip(lattices, contexts, strict=True):  # exact, by the core's search of the product
             automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
@@ -78,7 +79,7 @@ class KenlmScorer:
         return drafts
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        checked_count("num_nodes", num_nodes)
+        expect_count("num_nodes", num_nodes)
         return [self._tree(lattice, context, num_nodes) for lattice, context in zip(lattices, contexts, strict=True)]
 
     def compose(self, lattice: fst.Lattice, context: Context) -> tuple[fst.Lattice, np.ndarray]:

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import fst
+from fst.automaton import token_sequence
+from fst.lattices import warn_of_positive
+from fst.model import warn_of_unseen
+from latticebpd.checks import expect_count
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
@@ -165,6 +169,8 @@ def rescore(
         the model, by default 1.
     context: tokens before the lattice. Empty means no history, never an implied ``<s>``.
     Returns distinct drafts, best first; ties go to the lexicographically smaller token sequence.
+    Warns, once a call, of log-probabilities above 0, and of tokens that an n-gram model does not have, if it has no
+    ``<unk>`` either or has none of the tokens.
     Raises ValueError: an argument out of range, or a damaged model file.
 
     Example:
@@ -172,8 +178,10 @@ def rescore(
         >>> rescore(lattice, None, p=2).tokens.tolist()
         [[3, 4], [3, 8]]
     """
-    scorer = as_scorer(lm, alpha, f"{p}-best")
+    scorer = as_scorer(lm, alpha, f"{expect_count('p', p)}-best")
+    token_sequence("a context", context)
     if isinstance(lattice, SausageLattice):
+        _warn_of(lattice, scorer)
         return scorer.paths([lattice], [context], p)[0]
     return word_lattice_paths(lattice, scorer, context, p)
 
@@ -189,4 +197,14 @@ def draft_tree(
     """
     if not isinstance(lattice, SausageLattice):
         raise ValueError(f"expected a SausageLattice, got {type(lattice).__name__}; draft from {NETWORK}")
-    return as_scorer(lm, alpha, f"{num_nodes}-tree").trees([lattice], [context], num_nodes)[0]
+    scorer = as_scorer(lm, alpha, f"{expect_count('num_nodes', num_nodes)}-tree")
+    token_sequence("a context", context)
+    _warn_of(lattice, scorer)
+    return scorer.trees([lattice], [context], num_nodes)[0]
+
+
+def _warn_of(lattice: SausageLattice, scorer: Scorer) -> None:
+    """Warn the caller's caller of what a lattice most likely does not mean."""
+    warn_of_positive(lattice.log_probs, stacklevel=4)
+    if isinstance(scorer, NgramScorer) and scorer.lm is not None and scorer.alpha:
+        warn_of_unseen(scorer.lm, lattice.tokens, stacklevel=4)

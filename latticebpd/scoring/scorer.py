@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 
@@ -49,9 +48,3 @@ Rescorer = Scorer
 def listed(context: Context) -> list[int]:
     """A context as a list, without padding."""
     return [int(token) for token in context if token >= 0]
-
-
-def checked_count(name: str, count: int) -> int:
-    """ValueError for less than 1."""
-    expect(count >= 1, f"{name} >= 1", count)
-    return count

@@ -16,7 +16,7 @@ from latticebpd.lattices.drafts import Drafts
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.scorer import Context, Scorer, checked_count, listed
+from latticebpd.scoring.scorer import Context, Scorer, listed
 
 CANDIDATES = 256
 
@@ -31,7 +31,6 @@ def read_word_lattice(lattice: Any, scorer: Scorer) -> fst.Lattice:
 
 def word_lattice_paths(automaton: Any, scorer: Scorer, context: Context, p: int) -> Drafts:
     """The ``p`` best token sequences of a word lattice; -1 follows the end of those shorter than the longest."""
-    checked_count("p", p)
     lattice = read_word_lattice(automaton, scorer)
     if isinstance(scorer, NgramScorer):
         return Drafts(*lattice.nbest_paths(scorer.lm, p, scorer.alpha, listed(context)))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import multiprocessing
+import os
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from fst.files import (
     replacing_files,
     require_writable,
     save_array,
+    write_text,
 )
 from tests.helpers.full_disk import room_for
 
@@ -74,9 +76,9 @@ def test_errors_name_the_file_that_was_asked_for(tmp_path: Path, error: Exceptio
         raise error
     assert message.format(path=path) in str(caught.value)
     assert ".tmp" not in str(caught.value)
-    path.mkdir()
-    with pytest.raises(IsADirectoryError) as caught, replacing(path) as temporary:
+    with pytest.raises(IsADirectoryError) as caught, replacing(path) as temporary:  # noqa: PT012
         temporary.touch()
+        path.mkdir()
     assert caught.value.filename == str(path)
     assert ".tmp" not in str(caught.value)
 
@@ -86,11 +88,30 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str)
     (tmp_path / "file.txt").write_text("x")
     with pytest.raises(ValueError, match="expected"):
         require_writable(name.format(tmp=tmp_path), "file", "folder")
-    with pytest.raises(ValueError, match="found a folder"):
+    with pytest.raises(ValueError, match="got a folder"):
         require_writable(tmp_path, "file")
-    with pytest.raises(ValueError, match="found a file"):
+    with pytest.raises(ValueError, match="got a file"):
         require_writable(tmp_path / "file.txt", "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_pipes_devices_and_folders_are_never_replaced(tmp_path: Path) -> None:
+    """``/dev/full`` was, as root."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(pipe)
+    ends = os.openpty()
+    device = Path(os.ttyname(ends[1]))
+    for path, kind in ((pipe, "pipe"), (link, "pipe"), (device, "device"), (tmp_path, "folder")):
+        with pytest.raises(ValueError, match=f"expected to write a file of this name, got a {kind}"):
+            write_text(path, "x")
+        with pytest.raises(ValueError, match=f"got a {kind}"):
+            require_writable(path, "file")
+    with pytest.raises(ValueError, match="got a pipe"), replacing_files(tmp_path) as files:
+        (files / "pipe").write_text("x")
+    assert (pipe.is_fifo(), link.is_symlink(), device.is_char_device()) == (True, True, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+    for end in ends:
+        os.close(end)
 
 
 def write(folder: Path, ready: object, leave: object) -> None:

@@ -279,3 +279,23 @@ def test_model_read_into_memory_outlives_its_file_being_cut_short(tmp_path: Path
     os.truncate(path, 0)
     assert lm.log_prob(1999) == pytest.approx(-7.0)
     assert lm.vocab_size == 2000
+
+
+def test_words_become_ids_of_a_lattice_and_words_again(tmp_path: Path) -> None:
+    lm = model_of({("the",): (-0.3, 0.0), ("cat",): (-0.6, 0.0)}, tmp_path)
+    vocabulary = lm.vocabulary()
+    ids = vocabulary.ids([["cat", "the"], ["ocelot", ""]])
+    assert [[None if token < 0 else vocabulary.words[token] for token in slot] for slot in ids] == [
+        ["cat", "the"],
+        ["ocelot", None],
+    ]
+    assert ids[1] == [2, -1]
+    assert vocabulary.text([*ids[0], *ids[1]]) == "cat the ocelot"
+    assert vocabulary.ids("cat") == ids[0][0]
+    assert lm.unseen(ids).tolist() == [2]
+    assert lm.symbols == vocabulary.words[:2]  # the model's are not changed
+    with pytest.raises(ValueError, match="expected a model of words, got one of token ids"):
+        model_of({("3",): (-0.3, 0.0)}, tmp_path).vocabulary()
+    for call in (lambda: lm.score("the cat"), lambda: lm.log_prob("cat"), lambda: lm.log_prob(0, "the")):
+        with pytest.raises(ValueError, match="got text; encode it"):
+            call()

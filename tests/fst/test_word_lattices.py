@@ -355,13 +355,39 @@ def test_lattices_that_have_too_many_deterministic_states_are_refused() -> None:
 def test_what_is_out_of_range_is_refused() -> None:
     lattice = random_lattice(0)
     for call, message in (
-        (lambda: lattice.nbest_paths(p=0), "expected p from 1"),
+        (lambda: lattice.nbest_paths(p=0), "expected a whole number p from 1"),
         (lambda: lattice.nbest_paths(trigram(), alpha=-1), "expected an alpha from 0 to 1e30"),
         (lambda: lattice.oracle([[1]]), "one sequence of token ids"),
         (lambda: fst.Lattice.from_arcs([(0, 1, -2, 0.0)], [(1, 0.0)]), "token ids from 0 to"),
         (lambda: fst.Lattice.from_arcs([(0, 1, 2**31, 0.0)], [(1, 0.0)]), "got 2147483648"),
         (lambda: fst.Lattice.from_arcs([(0, 1, 1, math.nan)], [(1, 0.0)]), "got nan"),
         (lambda: fst.Lattice.from_arcs([(-1, 1, 1, 0.0)], [(1, 0.0)]), "numbered from 0"),
+        (lambda: lattice.oracle([2**70]), "expected a reference as one sequence of token ids"),
+        (lambda: lattice.oracle([1.5]), "expected a reference as one sequence of token ids"),
+        (lambda: lattice.oracle("text"), "expected a reference as .*, got text; encode it"),
+        (lambda: lattice.nbest_paths(p=2.5), r"number p from 1 to 2\^31 - 1, got 2.5"),
+        (lambda: lattice.nbest_paths(trigram(), context="text"), "a context as one .*, got text; encode it"),
+        (lambda: lattice.arc_posteriors(trigram(), context=[[1, 2]]), "a context as one sequence"),
+        (lambda: fst.Lattice.from_arcs([(0.5, 1, 2, 0.0)], [(1, 0.0)]), "every source of .* as an integer, got 0.5"),
+        (lambda: fst.Lattice.from_arcs([(0, 1, 2.0, 0.0)], [(1, 0.0)]), "every token of .* as an integer, got 2.0"),
+        (lambda: fst.Lattice.from_arcs([(0, 2**70, 2, 0.0)], [(1, 0.0)]), "every target of .*, got 1180591620717411"),
+        (lambda: fst.Lattice.from_arcs([(0, 1, "the", 0.0)], [(1, 0.0)]), "every token of .*, got 'the'"),
+        (lambda: fst.Lattice.from_arcs([(0, 1, 2, "low")], [(1, 0.0)]), "every log p of .* as a number"),
+        (lambda: fst.Lattice.from_arcs([(0, 1, 2)], [(1, 0.0)]), r"arcs \(source, target, token, log p\) as numbers"),
+        (lambda: fst.Lattice.from_arcs([(0, 1, 2, 0.0)], [(0.5, 0.0)]), "every state of the final states .*, got 0.5"),
+        (
+            lambda: fst.Lattice.from_arcs([(0, 1, 2, 0.0)], [(1, 0.0)], start=0.5),
+            "every state of the start .*, got 0.5",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_word_lattices_warn_of_what_they_do_not_mean() -> None:
+    arcs = [(0, 1, token, 0.5) for token in (1, 2, 70)]
+    with pytest.warns(UserWarning, match="3 of the lattice's 4 log-probabilities are above 0, up to 0.5"):
+        lattice = fst.Lattice.from_arcs(arcs, [(1, 0.0)])
+    for search in (lattice.nbest_paths, lattice.to_sausage):
+        with pytest.warns(UserWarning, match="1 of the lattice's 3 tokens are not in the n-gram model, such as 70"):
+            search(trigram())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,39 @@ def written(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def value_field(name: str, value: bool | float | str | list[str] | list[int]) -> bytes:
+    """A field of a value."""
+    if isinstance(value, list):
+        words = [each for each in value if isinstance(each, str)]
+        items = b"".join(map(string, words)) if words else np.array(value, "<i8").tobytes()
+        return field(name, 9, array(8 if words else 11, len(value), items))
+    if isinstance(value, str):
+        return field(name, 8, string(value))
+    kind, form = {bool: (7, "?"), float: (12, "d")}.get(type(value), (11, "q") if value < 0 else (10, "Q"))
+    return field(name, kind, struct.pack(f"<{form}", value))
+
+
+def field(name: str, kind: int, value: bytes) -> bytes:
+    return string(name) + struct.pack("<I", kind) + value
+
+
+def header(
+    name: str = "w", sizes: tuple[int, ...] = (32,), kind: int = 8, offset: int = 0, dimensions: int | None = None
+) -> bytes:
+    count = len(sizes) if dimensions is None else dimensions
+    return string(name) + struct.pack(f"<I{len(sizes)}QIQ", count, *sizes, kind, offset)
+
+
+def content(fields: list[bytes], tensors: list[bytes], data: int = 64, align: int = 32) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)) + b"".join(fields) + b"".join(tensors)
+    return head + bytes(-len(head) % align + data)
+
+
+def array(kind: int, count: int, items: bytes) -> bytes:
+    return struct.pack("<IQ", kind, count) + items

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_a_conversation_is_saved_as_a_line_of_a_data_set_and_never_in_part(
         conversation.save(file)
     assert file.read_text(encoding="utf-8") == saved
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_conversation_is_not_saved_over_a_pipe(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(ValueError, match="expected to write a file of this name, got a pipe; name another"):
+        Chat(load(path)).save(pipe)
+    assert pipe.is_fifo()
 
 
 def test_models_and_system_prompts_that_have_no_chat_are_refused(path: Path, tmp_path: Path) -> None:

@@ -181,9 +181,14 @@ def test_temperature_0_and_do_sample_false_are_greedy(toy: Loaded) -> None:
         ({"temperature": 0, "top_k": 5, "min_p": 0.1}, "expected do_sample=True .*, got min_p, top_k"),
         ({"do_sample": True, "acceptance": Exact()}, "expected sampling or an acceptance rule, got both"),
         ({"do_sample": True, "temperature": 0}, "expected a temperature > 0, got 0"),
-        ({"temperature": -1.0}, "expected a temperature > 0, got -1.0"),
+        ({"temperature": -1.0}, "expected temperature as a number from 0 to .*, got -1.0"),
         ({"do_sample": True, "top_p": -1.0}, "top_p"),
-        ({"max_new_tokens": 0}, "expected max_new_tokens >= 1, got 0"),
+        ({"temperature": "hot"}, "expected temperature as a number from 0 to .*, got 'hot'"),
+        ({"do_sample": True, "top_k": 2.5}, "expected top_k as a whole number from .*, got 2.5"),
+        ({"do_sample": True, "seed": "x"}, "expected a whole number as seed, got 'x'"),
+        ({"max_new_tokens": 2.5}, "expected max_new_tokens as a whole number from 1 to .*, got 2.5"),
+        ({"pad_token_id": 2**64}, f"expected pad_token_id as a whole number from .*, got {2**64}"),
+        ({"max_new_tokens": 0}, "^expected max_new_tokens as a whole number from 1 to .*, got 0"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(

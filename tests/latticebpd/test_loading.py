@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,8 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads
 from latticebpd.drafters.heads.torch_heads import TorchHeads
 from latticebpd.drafters.strategies import BestTree
-from latticebpd.models.catalogue import model_folder
+from latticebpd.models.catalogue import GGUF_NAME, model_folder
+from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.load_target import load_stock
 from latticebpd.models.transformers.transformers_model import TransformersModel
@@ -29,7 +34,7 @@ from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from tests.helpers.block_drafters import ENGINE_SHAPE, tiny_target
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.engine_models import stock
-from tests.helpers.gguf_files import LETTERS, written
+from tests.helpers.gguf_files import LETTERS, bundled_with_gguf, written
 from tests.helpers.tiny_families import VOCABULARY
 from tests.helpers.tokenizers import letters, saved_with_letters
 
@@ -190,7 +195,7 @@ def test_the_bundled_model_has_a_name_unless_a_directory_is_called_so(
 def test_gguf_file_is_a_model_too(tmp_path: Path) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(ValueError, match="expected a GGUF file of a causal LM"):
+    with pytest.raises(ValueError, match="expected GGUF version 2 or 3, little endian, got 0"):
         load(gguf)
 
 
@@ -265,3 +270,78 @@ def test_heads_without_kernels_are_computed_by_pytorch_with_their_model(kind: st
         assert str(error.value).startswith(f"{folder}: ")
         assert f"got weights='{weights}'" in str(error.value)
         assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", 3.5])
+def test_a_device_that_is_not_there_is_refused_in_one_line(device: Any) -> None:
+    with pytest.raises(ValueError, match="expected a device such as cpu or cuda that PyTorch has here, got") as error:
+        load(device=device)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def replaced(file: Path) -> None:
+    """By a file of the same size and time, as `mv` would."""
+    before = file.stat()
+    (other := file.with_suffix(".new")).write_bytes(bytes(before.st_size))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+
+
+def overwritten(file: Path) -> None:
+    """Its last bytes, in place."""
+    with open(file, "r+b") as written:
+        written.seek(-4, os.SEEK_END)
+        written.write(b"\1\2\3\4")
+
+
+@pytest.mark.parametrize("change", [replaced, overwritten])
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_a_gguf_file_that_changes_after_it_was_loaded_is_refused(
+    form: str, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Its weights would be read with another file's tokenizer."""
+    folder = bundled_with_gguf(tmp_path / "model")
+    file = folder / GGUF_NAME
+    loaded = load(folder if form == "folder" else file)
+    assert loaded.weights == "gguf"
+    assert loaded.target.fingerprint
+    other = load(folder if form == "folder" else file)
+    change(file)
+    calls = (
+        lambda: loaded.generate([1, 2, 3], NoDrafter(), max_new_tokens=2),
+        lambda: other.tokenizer,
+        lambda: other.target.fingerprint,
+        lambda: other.target.embeddings.input_embeddings(np.array([1])),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{GGUF_NAME}: expected the file that was loaded, got one"):
+            call()
+
+
+def test_a_gguf_file_that_is_deleted_lives_on_in_the_model(tmp_path: Path) -> None:
+    folder = bundled_with_gguf(tmp_path / "model")
+    loaded = load(folder)
+    expected = loaded.generate(TEXT, max_new_tokens=6).tokens
+    (folder / GGUF_NAME).unlink()
+    assert (loaded.generate(TEXT, max_new_tokens=6).tokens == expected).all()
+
+
+@pytest.mark.parametrize("weights", ["gguf", "float32", "int8", "torch"])
+def test_a_loaded_model_is_copied_and_pickled(weights: str, tmp_path: Path) -> None:
+    """A copy shares the engine's weights; a pickled model is loaded again by its name."""
+    loaded = replace(load(bundled_with_gguf(tmp_path / "model"), weights=weights), chat=False)
+    expected = loaded.generate(TEXT, max_new_tokens=6).tokens
+    pickled = pickle.dumps(loaded)
+    for other in (copy.copy(loaded), copy.deepcopy(loaded), pickle.loads(pickled)):
+        assert (other.weights, other.chat) == (weights, False)
+        assert (other.generate(TEXT, max_new_tokens=6).tokens == expected).all()
+    on_engine = weights != "torch"
+    assert (copy.deepcopy(loaded).target is loaded.target) == on_engine
+    assert (len(pickled) < (tmp_path / "model" / "model.safetensors").stat().st_size / 4) == on_engine
+
+
+def test_an_engines_copy_of_a_model_in_memory_is_not_pickled() -> None:
+    model = engine_copy(stock())
+    assert copy.deepcopy(model) is model
+    with pytest.raises(ValueError, match="expected a model that was loaded by a name to pickle, got the engine's copy"):
+        pickle.dumps(model)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import State, expect_width
 from latticebpd.drafters.prefix_cache import PrefixCache
 from latticebpd.lattices.values import as_tensor
 from latticebpd.models.target_model import AnyModel, target_model
@@ -41,6 +41,7 @@ class BlockFiller:
         drafter, read, device = self.drafter, self.read, self.drafter.device
         read.align(texts)
         layers = [layers_of(text) for text in texts]
+        expect_width(layers[0], len(drafter.config.target_layer_ids) * drafter.config.hidden_size)
         new = [states[done:].to(device, drafter.dtype) for states, done in zip(layers, read.lengths, strict=True)]
         if any(map(len, new)):
             padded = pad_sequence(new, batch_first=True)

@@ -47,6 +47,7 @@ class EngineHeads:
     """
 
     def __init__(self, folder: Path, target: EngineModel, tokenizer: Any) -> None:
+        self._arguments = folder, target, tokenizer
         settings = read_settings(folder)
         wanted = f"heads of a kind among {', '.join(INPUTS)} on the CPU engine"
         expect(has_kernels(settings), wanted, settings.kind, "load the model with weights='torch'", of=folder)
@@ -74,6 +75,14 @@ class EngineHeads:
         self._kernels = _engine.HeadLattices(
             self._heads, self._projection, every.tolist(), np.swapaxes(np.split(tied[0], 2), 1, 2), tied[1]
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineHeads:
+        """Itself: nothing changes it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its folder's name, not with its weights."""
+        return EngineHeads, self._arguments
 
     @property
     def weights_fingerprint(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from latticebpd.checks import expect
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import State, expect_width
 from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target
 from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
 from latticebpd.drafters.heads.head_files import has_heads, read_settings
@@ -94,6 +94,7 @@ class HeadLattices:
         read = [[state.hidden] for state in states]
         wanted = "states with the hidden state that predicted the last token, which heads read"
         expect(not any(parts[0] is None for parts in read), wanted, "some without")
+        expect_width(read[0][0], self.target.hidden_size)
         if self.needs_layers:
             layers = [state.layers for state in states]
             missing = any(each is None or not len(each) for each in layers)

@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from fst.files import FileStamp
+from latticebpd.checks import expect
 from latticebpd.cpu import _engine
-from latticebpd.lattices.values import check_layers, token_ids
+from latticebpd.lattices.values import check_layers
 from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.models.engine.gguf_engine import check_computable, transformer_of_weights
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
+from latticebpd.models.number_fields import token_ids
 from latticebpd.models.weight_kinds import GGUF, INT8
 
 SIZES = {
@@ -63,6 +66,7 @@ class EngineModel:
     generation: the fields of its generation config that are set.
     compile: makes the compiled model, when it is first needed.
     hash_weights: a hash of the weights' source.
+    reload: makes the model again in another process, where it was loaded by a name.
     """
 
     weights: str
@@ -76,6 +80,7 @@ class EngineModel:
     embeddings: Embeddings = field(repr=False)
     compile: Callable[[], Any] = field(repr=False)
     hash_weights: Callable[[], str] = field(repr=False)
+    reload: Callable[[], Any] | None = field(default=None, repr=False)
     is_encoder_decoder = False
     device, dtype = "cpu", "float32"
 
@@ -83,6 +88,16 @@ class EngineModel:
     def transformer(self) -> Any:
         """The compiled model; ValueError for a damaged file."""
         return self.compile()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineModel:
+        """Itself: nothing changes it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name, not with its weights."""
+        wanted, remedy = "a model that was loaded by a name", "pickle the model that was copied, and copy it again"
+        expect(self.reload is not None, f"{wanted} to pickle", "the engine's copy of another one", remedy)
+        return self.reload, ()
 
     def without_beams(self) -> EngineModel:
         """The same with a generation config that asks for no beam search, not yet compiled."""
@@ -133,7 +148,7 @@ def gguf_model(path: Path) -> EngineModel | None:
         model = EngineModel(
             GGUF, kind, shape[0], shape[1], int(fields[f"{kind}.block_count"]), parameters,
             fields.get(f"{kind}.context_length"), generation, weights,
-            lambda: _compiled(weights), lambda: file_hash([file]),
+            lambda: _compiled(weights), lambda: unchanged_hash(weights.file.stamp),
         )  # fmt: skip
         _ = model.eos_ids, model.pad_id  # which may be damaged
         return model
@@ -160,6 +175,13 @@ def file_hash(files: Sequence[Path]) -> str:
         with open(file, "rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def unchanged_hash(stamp: FileStamp) -> str:
+    """A hash of a loaded file's contents; ValueError where it has changed since."""
+    digest = file_hash([stamp.path])
+    stamp.check()
+    return digest
 
 
 def _generation_of_file(weights: GgufWeights) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
 NORMS = {
     "input_norm": "attn_norm", "mlp_norm": "ffn_norm", "query_norm": "attn_q_norm", "key_norm": "attn_k_norm",
 }  # fmt: skip
-MOST = 1 << 30  # of any number of a file
 
 
 def check_computable(weights: GgufWeights) -> None:
@@ -41,11 +40,10 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
     path, file, kind = weights.path, weights.file, weights.architecture
     check_computable(weights)
 
-    def number(name: str, default: float | None = None, integer: bool = True) -> Any:
+    def number(name: str, default: float | None = None) -> Any:
         value = file.fields.get(f"{kind}.{name}", default)
-        if (type(value) is not int and (integer or type(value) is not float)) or not 0 < value < MOST:
-            what = "a whole number" if integer else "a number"
-            raise ValueError(f"{path}: expected {what} above 0 as the field {kind}.{name}, got {value!r}")
+        fits = isinstance(value, int | float) and value > 0  # the reader has compared it with its range
+        expect(fits, f"one number above 0 as the field {kind}.{name}", value, of=path)
         return value
 
     def vector(name: str) -> list[float]:
@@ -57,7 +55,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
     settings.num_kv_heads = number("attention.head_count_kv", settings.heads)
     hidden = number("embedding_length")
     settings.head_size = number("attention.key_length", hidden // settings.heads)
-    settings.epsilon = number("attention.layer_norm_rms_epsilon", integer=False)
+    settings.epsilon = number("attention.layer_norm_rms_epsilon")
     settings.scale = settings.head_size**-0.5
     rotated = number("rope.dimension_count", settings.head_size)
     queries = file.tensors.get("blk.0.attn_q.weight")
@@ -65,7 +63,7 @@ def transformer_of_weights(weights: GgufWeights) -> Any:
         raise ValueError(f"{path}: expected heads of rows of blk.0.attn_q.weight, rotated as a whole, got {rotated}")
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     # Powers in float64, rounded: PyTorch's, where NumPy's in float32 are often a bit off.
-    powers = np.float64(number("rope.freq_base", 10_000.0, integer=False)) ** exponents.astype(np.float64)
+    powers = np.float64(number("rope.freq_base", 10_000.0)) ** exponents.astype(np.float64)
     settings.add_rotation((np.float32(1) / powers.astype(np.float32)).tolist(), 1.0)
     layers = []
     for index in range(min(number("block_count"), len(file.tensors))):

@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fst.files import FileStamp
+from latticebpd.models.number_fields import GGUF, GGUF_TOKENS, check_numbers
+
 
 class GgmlType(IntEnum):
     """How a tensor's numbers are stored."""
@@ -76,18 +79,23 @@ class GgufFile:
     fields: dict[str, Any]
     tensors: dict[str, GgufTensor]
     map: mmap.mmap = field(repr=False)
+    stamp: FileStamp = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
-        """Map a file; ValueError if it is no GGUF file or damaged."""
+        """Map a file; ValueError if it is no GGUF file or damaged, or a number of its fields is out of range."""
         try:
             if not is_gguf(path):
                 raise _DamageError("a GGUF file", "another or none")
+            stamp = FileStamp.of(path)
             with open(path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return cls(path, *_Parser(mapped).parts(), mapped)
+            opened = cls(path, *_Parser(mapped).parts(), mapped, stamp)
         except (_DamageError, OSError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}; is the copy complete?") from None
+        check_numbers(GGUF, opened.fields, os.fspath(path), f"{opened.fields.get('general.architecture')}.")
+        check_numbers(GGUF_TOKENS, opened.fields, os.fspath(path))
+        return opened
 
     def release_pages(self, data: NDArray[np.uint8]) -> None:
         """Let the system take back the memory of a view of the file, which is read anew when it is used again."""

@@ -63,6 +63,7 @@ class GgufWeights:
 
     def stored(self, layer: int, name: str, shape: tuple[int, ...] | None = None) -> Any:
         """The matrix of a layer (-1: none); ValueError where there is none, or one of another shape."""
+        self.file.stamp.check()
         stored = self.name(layer, name)
         tensor = self.file.tensors.get(stored)
         if tensor is not None and shape and len(tensor.shape) == 2 and self._is_fused(name):
@@ -92,7 +93,8 @@ class GgufWeights:
         )
 
     def _embeddings(self, name: str, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Rows of a matrix; of many, the file's pages are released then."""
+        """Rows of a matrix; of many, the file's pages are released then. ValueError after a change of the file."""
+        self.file.stamp.check()
         tensor = self.file.tensors[name]
         blocks = tensor.data.reshape(tensor.shape[0], -1)[tokens]
         rows = dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from fst.printable import plain_words
+from latticebpd.models.number_fields import CONFIG, GENERATION, Number, check_numbers
+
+ROTATIONS = ("rope_parameters", "rope_scaling")
+"""Parts of ``config.json``."""
 
 
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
@@ -26,6 +33,8 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
         expected = "expected the directory of a model (config.json, model.safetensors) or a Hub id"
         raise ValueError(f"{model}: {expected}, found neither")
+    check_json(Path(model, "config.json"), CONFIG)
+    check_json(Path(model, "generation_config.json"), GENERATION)
     try:
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
         config = AutoConfig.from_pretrained(model, **shared)
@@ -44,6 +53,20 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
             module.requires_grad_(False)  # constants, which transformers 5 makes trainable when it loads them
     base.eval()
     return base
+
+
+def check_json(file: Path, table: Mapping[str, Number]) -> None:
+    """ValueError for a number out of range in a JSON file, also in the parts that describe a text model and rotary
+    positions."""
+    record: Any = None
+    with suppress(ValueError, OSError, RecursionError):  # transformers says what else is wrong, or missing
+        record = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(record, dict):
+        parts: list[Any] = [record, record.get("text_config")]
+        parts += [part.get(name) for name in ROTATIONS for part in parts if isinstance(part, dict)]
+        for part in parts:
+            if isinstance(part, dict):
+                check_numbers(table, part, file)
 
 
 def check_layer_count(name: str, layers: Any, tensors: int) -> None:

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from latticebpd.checks import expect
-from latticebpd.lattices.values import check_layers, first_number, token_ids
+from latticebpd.lattices.values import check_layers, first_number
 from latticebpd.models.engine.engine_model import EngineModel
+from latticebpd.models.number_fields import token_ids
 from latticebpd.models.transformers.checkpoints import weights_fingerprint
 from latticebpd.models.weight_kinds import TORCH
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from latticebpd.checks import expect
+from latticebpd.checks import expect, expect_count
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice, best_tokens
 from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
 from latticebpd.scoring.neural.level_search import Arcs, best_paths, best_trees, greedy_paths
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.scorer import Context, checked_count
+from latticebpd.scoring.scorer import Context
 
 
 class NeuralRescorer(CausalRescorer):
@@ -31,10 +31,10 @@ class NeuralRescorer(CausalRescorer):
 
     def __init__(self, model: PreTrainedModel, alpha: float = 1.0, beams: int = 1, **options: Any) -> None:
         super().__init__(model, alpha, **options)
-        self.beams = checked_count("beams", beams)
+        self.beams = expect_count("beams", beams)
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        width = max(self.beams, checked_count("p", p))
+        width = max(self.beams, expect_count("p", p))
         if not self.alpha:
             return NgramScorer(None).paths(lattices, contexts, p)
         _refuse_transitions(lattices)
@@ -48,7 +48,7 @@ class NeuralRescorer(CausalRescorer):
         return drafts
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        checked_count("num_nodes", num_nodes)
+        expect_count("num_nodes", num_nodes)
         _refuse_transitions(lattices)
         trees: list[DraftTree] = []
         for own, texts in self._groups(lattices, contexts):

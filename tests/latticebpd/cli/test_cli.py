@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +17,9 @@ import pytest
 import fst
 from latticebpd.cli import COMMANDS, PANELS, _LazyCommands
 from latticebpd.cli.help_panels import FIRST, LONG
+from latticebpd.drafters.bundled import LM
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.loading import load
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
 
@@ -356,3 +362,53 @@ def test_names_that_cannot_be_printed_are_escaped(run: Run) -> None:
     status, _, err = run("lm", "info", "surrogate-\udcff.fst")
     assert status == 2
     assert err == "latticebpd: error: surrogate-\\udcff.fst: expected a file, found none\n"
+
+
+def test_text_that_is_not_utf8_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    """Of arguments, options, files and standard input; Python has such bytes as lone surrogates."""
+    (path := tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    latin = os.fsdecode(b"caf\xe9")
+    for arguments, message in (
+        ((latin,), r"expected PROMPT as text in UTF-8, got 'caf\udce9' at character 3"),
+        (
+            ("the", "--system-prompt", latin),
+            r"expected --system-prompt as text in UTF-8, got 'caf\udce9' at character 3",
+        ),
+        (("the", "--stop", "a", "--stop", latin), r"expected --stop as text in UTF-8, got 'caf\udce9' at character 3"),
+        (("--file", path), rf"{path}: expected text in UTF-8, got b'caf\xe9\n' at byte 3"),
+    ):
+        assert run("generate", *arguments) == (2, "", f"latticebpd: error: {message}\n")
+    for text in (latin, ["the", latin]):
+        with pytest.raises(ValueError, match="expected a prompt as text in UTF-8"):
+            load().generate(text)
+
+
+def ended(*arguments: object, before: Callable[[], None] | None = None, **streams: int) -> tuple[int, str]:
+    """Exit status and standard error of the program in a process of its own."""
+    line = [sys.executable, "-m", "latticebpd", *map(str, arguments)]
+    program = subprocess.run(line, check=False, preexec_fn=before, **{"stderr": subprocess.PIPE, **streams})
+    return program.returncode, (program.stderr or b"").decode()
+
+
+def test_a_reader_that_has_gone_ends_the_program_quietly() -> None:
+    """While a command writes, and while the command line's library writes its help."""
+    for arguments in (("lm", "info", LM), ("--help",), ("lm", "info", "--help")):
+        reader, writer = os.pipe()
+        os.close(reader)
+        assert ended(*arguments, stdout=writer) == (0, "")
+        os.close(writer)
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_closed_standard_streams_are_empty(closed: list[int]) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    assert ended("lm", "info", LM, before=close, stdout=subprocess.DEVNULL) == (0, "")
+    arguments = ("generate", "-", "--drafter-model", "none")  # refused after the text is read, and before any work
+    status, err = ended(*arguments, before=close, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    assert (status, err.partition(", got none")[0]) == (
+        2,
+        "" if 2 in closed else "latticebpd: error: expected --model with --drafter-model",
+    )

@@ -39,9 +39,15 @@ from latticebpd import (
     TreeDrafter,
     custom_generate,
 )
+from latticebpd.drafters.block.block_family import BlockLattices
 from latticebpd.drafters.bundled import LM, MODEL
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.strategies import GreedyChain
+from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.load_target import load_tokenizer
 from latticebpd.models.transformers.transformers_model import TransformersModel
+from tests.helpers.block_drafters import ENGINE_SHAPE, SHAPE, tiny_drafter, tiny_target
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.model_families import tiny_of
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters
@@ -346,6 +352,10 @@ REFUSED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
     "guidance": lambda model: ({"guidance_scale": 1.5}, "without guidance_scale"),
     "scores": lambda model: ({"return_dict_in_generate": True, "output_scores": True}, "without output_scores"),
     "assistant": lambda model: ({"assistant_model": tiny("llama", seed=5)}, "without assistant_model"),
+    "prompt lookup": lambda model: (
+        {"prompt_lookup_num_tokens": 3},
+        "without prompt_lookup_num_tokens, got 3; it names",
+    ),
     "several processes": lambda model: ({"synced_gpus": True}, "without synced_gpus"),
     "a cache": lambda model: (cache(model), f"without {TransformersModel.of(model).cache_argument}"),
     "embeddings": lambda model: ({"inputs_embeds": model.get_input_embeddings()(PROMPT)}, "without inputs_embeds"),
@@ -372,6 +382,30 @@ def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         model.generate(PROMPT, **{"custom_generate": custom_generate(NoDrafter()), "max_new_tokens": 4, **arguments})
     assert "\n" not in str(refused.value)
+
+
+def test_what_the_models_own_configuration_says_of_drafting_stands_back() -> None:
+    model = tiny("llama", seed=3)
+    model.generation_config.prompt_lookup_num_tokens = 3
+    assert_same_text(model, {"inputs": PROMPT}, max_new_tokens=NEW, do_sample=False)
+
+
+def test_drafters_of_another_model_are_refused() -> None:
+    """Of another hidden size, or a larger vocabulary; PyTorch's and the engine's."""
+    other, target = tiny_target(hidden_size=32), tiny_target(hidden_size=16)
+    heads = tiny_model(vocab_size=SHAPE["vocab_size"])
+    block = LatticeDrafter(BlockLattices(tiny_drafter(other), other), GreedyChain())
+    for drafter, model in ((block, target), (TreeDrafter(heads, None), other)):
+        with pytest.raises(ValueError, match=r"expected hidden states of \d+ numbers \(of the drafter's model\), got"):
+            model.generate(PROMPT, max_new_tokens=4, custom_generate=custom_generate(drafter))
+    small = TreeDrafter(tiny_model(vocab_size=9), None)
+    with pytest.raises(ValueError, match=r"expected tokens below 9 \(of the drafter's model\)"):
+        target.generate(PROMPT, max_new_tokens=9, custom_generate=custom_generate(small))
+    engine = engine_copy(tiny_target(**ENGINE_SHAPE))
+    for sizes in ({"hidden_size": 16}, {"num_hidden_layers": 2}, {"vocab_size": 40}):
+        decoding = custom_generate(NoDrafter(), target=engine)
+        with pytest.raises(ValueError, match=r"\(target is the engine's copy of it\), got"):
+            tiny_target(**{"hidden_size": 32, **sizes}).generate(PROMPT, max_new_tokens=4, custom_generate=decoding)
 
 
 def test_batch_with_a_streamer_is_refused() -> None:

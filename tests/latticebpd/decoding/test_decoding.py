@@ -281,6 +281,12 @@ def test_unusable_prompt_is_refused(model: BlockwiseLM, prompt: list[object], me
         generate(model, prompt, NoDrafter(), max_new_tokens=4)
 
 
+@pytest.mark.parametrize("text", ["the city", ["the", "city"], [["the"]]])
+def test_texts_in_place_of_token_ids_are_refused_in_one_line(model: BlockwiseLM, text: object) -> None:
+    with pytest.raises(ValueError, match=r"expected prompts as token ids, got text; encode it, or use load\("):
+        generate(model, text, NoDrafter(), max_new_tokens=2)
+
+
 def test_limit_below_one_is_refused(model: BlockwiseLM) -> None:
-    with pytest.raises(ValueError, match="max_new_tokens >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens as a whole number from 1 to .*, got 0"):
         generate(model, [1], NoDrafter(), max_new_tokens=0)

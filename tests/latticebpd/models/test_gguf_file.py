@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latticebpd.models.gguf.gguf_file import BLOCKS, GgmlType, GgufFile
+from tests.helpers.gguf_files import array, content, field, header, string
 
 Kind = gguf.GGUFValueType
 SCALARS = {
@@ -77,30 +78,6 @@ def test_version_2_reads_alike(small: Path, tmp_path: Path) -> None:
     data = small.read_bytes()
     (tmp_path / "v2.gguf").write_bytes(data[:4] + struct.pack("<I", 2) + data[8:])
     assert GgufFile.open(tmp_path / "v2.gguf").tensors.keys() == GgufFile.open(small).tensors.keys()
-
-
-def string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def field(name: str, kind: int, value: bytes) -> bytes:
-    return string(name) + struct.pack("<I", kind) + value
-
-
-def header(
-    name: str = "w", sizes: tuple[int, ...] = (32,), kind: int = 8, offset: int = 0, dimensions: int | None = None
-) -> bytes:
-    count = len(sizes) if dimensions is None else dimensions
-    return string(name) + struct.pack(f"<I{len(sizes)}QIQ", count, *sizes, kind, offset)
-
-
-def content(fields: list[bytes], tensors: list[bytes], data: int = 64, align: int = 32) -> bytes:
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)) + b"".join(fields) + b"".join(tensors)
-    return head + bytes(-len(head) % align + data)
-
-
-def array(kind: int, count: int, items: bytes) -> bytes:
-    return struct.pack("<IQ", kind, count) + items
 
 
 NESTED = array(9, 1, b"") * 4_000

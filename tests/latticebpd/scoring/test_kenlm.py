@@ -68,7 +68,7 @@ def test_ids_become_words_through_a_vocabulary(arpa: Path) -> None:
     assert KenlmScorer(theirs, words={0: "7"}).word(5) == "<unk>"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"p": 0}, "p >= 1"), ({"alpha": -1.0}, "alpha from 0")])
+@pytest.mark.parametrize(("arguments", "message"), [({"p": 0}, "p from 1"), ({"alpha": -1.0}, "alpha from 0")])
 def test_argument_out_of_range_is_named(arpa: Path, arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rescore(SausageLattice([[1, 2]], np.zeros((1, 2))), kenlm.Model(str(arpa)), **arguments)

@@ -483,7 +483,7 @@ def test_token_that_the_rescorer_lacks_comes_last(family: str) -> None:
     [
         ({"alpha": -1.0}, "to 1e.30, got -1"),
         ({"alpha": float("nan")}, "to 1e.30, got nan"),
-        ({"beams": 0}, "beams >= 1"),
+        ({"beams": 0}, "beams from 1"),
     ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -493,9 +493,9 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> No
 
 def test_bad_requests_are_refused() -> None:
     lattice, rescorer = random_lattice(np.random.default_rng(0), 2, 2), NeuralRescorer(LLAMA)
-    with pytest.raises(ValueError, match="p >= 1"):
+    with pytest.raises(ValueError, match="p from 1"):
         rescore(lattice, rescorer, p=0, context=[1])
-    with pytest.raises(ValueError, match="num_nodes >= 1"):
+    with pytest.raises(ValueError, match="num_nodes from 1"):
         draft_tree(lattice, rescorer, 0, context=[1])
     with pytest.raises(ValueError, match=r"alpha from 0 to 1e\+30, got inf"):
         rescore(lattice, rescorer, alpha=float("inf"), context=[1])

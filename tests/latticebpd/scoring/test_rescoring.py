@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,12 +160,57 @@ def test_a_scorer_of_ones_own_is_used_as_it_is_and_at_the_weight_that_is_asked_f
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": math.nan}, "alpha"),
         ({"lm": 3}, "expected an fst.NgramModel, the path"),
+        ({"p": 2.5}, r"expected a whole number p from 1 to 2\^31 - 1, got 2.5"),
+        ({"context": "text"}, "expected a context as one sequence of token ids .*, got text; encode it"),
+        ({"context": ["a", "b"]}, "expected a context .*, got text; encode it"),
+        ({"context": torch.tensor([[1, 2]])}, r"expected a context .*, got Tensor tensor\(\[\[1, 2\]\]\)"),
+        ({"context": [[1], [2, 3]]}, "expected a context"),
+        ({"context": [1.5]}, "expected a context"),
+        ({"context": None}, "expected a context"),
+        ({"context": [2**70]}, "expected a context"),
     ],
 )
-def test_argument_out_of_range_is_named(arguments: dict[str, object], message: str) -> None:
-    lattice = SausageLattice([[3, 1]], [[-1.0, -1.5]])
-    with pytest.raises(ValueError, match=message):
-        rescore(lattice, **({"lm": None} | arguments))
+@pytest.mark.parametrize("lm", [None, LM])
+def test_argument_out_of_range_is_named(arguments: dict[str, object], message: str, lm: fst.NgramModel | None) -> None:
+    sausage = SausageLattice([[3, 1]], [[-1.0, -1.5]])
+    for lattice in (sausage, fst.Lattice.from_sausage(sausage.tokens, sausage.log_probs)):
+        with pytest.raises(ValueError, match=message):
+            rescore(lattice, **({"lm": lm} | arguments))
+    if "p" not in arguments:
+        with pytest.raises(ValueError, match=message):
+            draft_tree(sausage, **({"lm": lm} | arguments))
+
+
+def test_a_call_warns_once_of_what_a_lattice_does_not_mean() -> None:
+    """Of probabilities in place of their logarithms, and of ids that the model has never seen."""
+    known, probable = SausageLattice([[3, 1], [2, 0]], np.full((2, 2), -1)), SausageLattice([[3, 1]], [[0.7, 0.3]])
+    unknown = SausageLattice([[3, 60], [61, 62]], np.full((2, 2), -1))
+    table = LM.to_table()
+    unigrams = [
+        np.append(table.ngrams[0], [[fst.UNK]], 0),
+        np.append(table.log_probs[0], -9),
+        np.append(table.backoffs[0], 0),
+    ]
+    columns = zip(unigrams, (table.ngrams, table.log_probs, table.backoffs), strict=True)
+    with_unk = fst.NgramModel.from_table(fst.NgramTable(*([first, *rest[1:]] for first, rest in columns)))
+    none_known = SausageLattice([[60], [61]], np.full((2, 1), -1))
+    unseen = "3 of the lattice's 4 tokens are not in the n-gram model, such as 60; each of them costs 1000 nats or more"
+    positive = "2 of the lattice's 2 log-probabilities are above 0, up to 0.7; are they probabilities or costs?"
+    for lattice, lm, expected in (
+        (known, LM, []),
+        (unknown, None, []),
+        (unknown, LM, [unseen]),
+        (unknown, with_unk, []),
+        (none_known, with_unk, ["2 of the lattice's 2 tokens are not in the n-gram model, such as 60; all of them"]),
+        (probable, LM, [positive]),
+        (probable, None, [positive]),
+    ):
+        for call in (rescore, draft_tree):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(lattice, lm)
+            assert [str(each.message)[: len(text)] for each, text in zip(caught, expected, strict=True)] == expected
+            assert {each.filename for each in caught} <= {__file__}
 
 
 def test_missing_model_file_is_a_file_not_found_error(tmp_path: Path) -> None:

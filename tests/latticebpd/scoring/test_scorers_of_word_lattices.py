@@ -115,5 +115,5 @@ def test_trees_want_the_confusion_network(lattice: fst.Lattice) -> None:
     with pytest.raises(ValueError, match="got Fst; draft from a word lattice's confusion network"):
         draft_tree(lattice.to_fst(), None)
     assert len(draft_tree(SausageLattice(*lattice.to_sausage()), trigram(18), num_nodes=9)) == 9
-    with pytest.raises(ValueError, match="expected p >= 1"):
+    with pytest.raises(ValueError, match="number p from 1"):
         rescore(lattice, None, p=0)
