@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from fst.printable import printable
 from latticebpd._version import __version__
-from latticebpd.cli.help_panels import laid_out
+from latticebpd.cli.help_panels import laid_out, write_help
 
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -90,6 +90,9 @@ class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _LazyCommands(COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        write_help(self, ctx, formatter)
 
 
 app = typer.Typer(

@@ -121,7 +121,7 @@ def _print(result: Demo) -> None:
         ))  # fmt: skip
         if system.name == first:
             rows.append(("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", ""))
-    print_table(title, headings, rows, no_wrap=True)
+    print_table(title, headings, rows)
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
     equal = "all" if result.texts_of_generate == count else result.texts_of_generate
     same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."
