@@ -79,7 +79,7 @@ def chat(
         except (ValueError, OSError) as error:
             if not in_terminal:
                 raise
-            err.print(f"latticebpd: error: {error}", soft_wrap=True)
+            err.print(f"latticebpd: error: {error}")
         except KeyboardInterrupt:
             if not in_terminal:
                 raise
@@ -113,7 +113,7 @@ def _run_command(conversation: Chat, command: str, argument: str) -> bool:
     elif command == "/save" and argument:
         path = Path(argument).expanduser()
         conversation.save(path)
-        err.print(f"{len(conversation.turns)} turns in {path}", style="dim", soft_wrap=True)
+        err.print(f"{len(conversation.turns)} turns in {path}", style="dim")
     elif command == "/new" and not argument:
         conversation.begin(conversation.system_prompt)
     elif command != "/quit" or argument:
@@ -132,7 +132,7 @@ def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: 
     per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""
     read = f"{out.prompt_length - conversation.cache.shared} of {out.prompt_length} tokens of the conversation read"
     cost = f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}"
-    err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim", soft_wrap=True)
+    err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim")
 
 
 @contextmanager

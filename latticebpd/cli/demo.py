@@ -80,11 +80,11 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     from latticebpd.report.demo_table import about, flagship, show, shown_decode, system_names
 
     prompt, settings = shown_decode(loaded, settings)
-    out.print(about(loaded), soft_wrap=True)
+    out.print(about(loaded))
     out.print()
-    out.print(Text(prompt.title, style="bold"), soft_wrap=True)
+    out.print(Text(prompt.title, style="bold"))
     if loaded.in_chat:
-        out.print(Text(prompt.text, style="dim"), end="\n\n", soft_wrap=True)
+        out.print(Text(prompt.text, style="dim"), end="\n\n")
     tokenizer: Any = loaded.tokenizer
     before = "" if loaded.in_chat else prompt.text
     drafted = flagship(system_names(loaded, settings))
@@ -101,7 +101,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     costs = [f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in decoded]
     turns = "; the two take turns, each by its own clock" * (len(names) > 1)
     legend = "Each ┃ starts the tokens that one call of the model committed"
-    out.print(f"{legend} ({'; '.join(costs)}{turns}).\n", soft_wrap=True)
+    out.print(f"{legend} ({'; '.join(costs)}{turns}).\n")
 
 
 def _print(result: Demo) -> None:
@@ -125,12 +125,12 @@ def _print(result: Demo) -> None:
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
     equal = "all" if result.texts_of_generate == count else result.texts_of_generate
     same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."
-    out.print(same if result.texts_equal else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
+    out.print(same if result.texts_equal else "A system's text DIFFERS from that of greedy decoding.")
     if result.left_out:
-        out.print(f"Left out: {', '.join(result.left_out)}; --all decodes with them too.", soft_wrap=True)
+        out.print(f"Left out: {', '.join(result.left_out)}; --all decodes with them too.")
     if result.machine_busy:
         took = f"{result.seconds:.0f} s by the clock, {result.processor_seconds:.0f} s of them on a processor"
-        out.print(f"The machine was busy: {took}; tokens per second are too low.", soft_wrap=True)
+        out.print(f"The machine was busy: {took}; tokens per second are too low.")
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
 
 
