@@ -33,7 +33,7 @@ class ForeignText(Console):
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
-    @property
+    @property  # type: ignore[misc]  # nothing sets it
     def size(self) -> ConsoleDimensions:
         """Columns and lines."""
         own, columns = super().size, os.environ.get("COLUMNS", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,9 +76,7 @@ def test_help_names_options_and_says_what_they_are(
             assert not {*each.help.split("\n\n")[0].split()} - said, (words, each.name)
 
 
-def test_a_shell_takes_an_example_of_several_lines_as_one_command(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_takes_an_example_of_several_lines_as_one_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = run("generate", "--help")[1].splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith(" Example: "))
@@ -98,7 +97,7 @@ def test_tables_keep_every_digit_and_name(width: int | None, capfd: pytest.Captu
     out = screen((0, *capfd.readouterr()), width)
     for name, numbers in zip(NAMES, NUMBERS, strict=True):
         rows = [line.removeprefix(name).split() for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert sum(rows, []) == numbers
+        assert [number for row in rows for number in row] == numbers
         assert len(rows) == {80: 4, 120: 2, None: 1}[width]
     assert re.findall(r"depth-\d+", out) == [f"depth-{number}" for number in range(14)]
 
@@ -134,8 +133,6 @@ def lattices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_compare_shows_every_system_and_number(width: int | None, lattices: Path, run: Run) -> None:
-    import json
-
     words = ["compare", lattices, "--system", "16-best:0-gram", "--system", "64-tree:0-gram"]
     out = screen(run(*words), width)
     whole = out.split()
@@ -151,8 +148,6 @@ def test_compare_shows_every_system_and_number(width: int | None, lattices: Path
 
 
 def test_oracle_shows_every_share(width: int | None, lattices: Path, run: Run) -> None:
-    import json
-
     words = ["oracle", lattices, "--k", "1,4", "--heads", "13"]
     whole = screen(run(*words), width).split()
     for row in json.loads(run(*words, "--json")[1])["rows"]:
@@ -184,7 +179,7 @@ def test_the_demo_shows_every_system_and_number(
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_side_by_side_words_are_whole(columns: int) -> None:
-    words = "public-domain and openly licensed English text, decoded by several systems at a time ".split()
+    words = ["public-domain", "and", "openly", "licensed", "English", "text,", "decoded", "block", "by", "block"]
     spoken = {number: f"{word} " for number, word in enumerate(words * 4, 1)}
 
     def decode(streamer: Any) -> Any:
@@ -195,8 +190,12 @@ def test_side_by_side_words_are_whole(columns: int) -> None:
 
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=columns, height=50, color_system=None)
-    text_of = lambda tokens: "".join(spoken[token] for token in tokens)  # noqa: E731
-    show_side_by_side(console, [PausedDecode(name, decode, text_of) for name in ("greedy", "copies + 16-node tree")])
+
+    def text_of(tokens: list[int]) -> str:
+        return "".join(spoken[token] for token in tokens)
+
+    names = ("greedy", "copies + 16-node tree")
+    show_side_by_side(console, [PausedDecode(name, decode, text_of) for name in names])
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
     assert max(map(cell_len, plain.splitlines())) <= columns
     assert {*plain.replace("┃", "").split()} >= {*words, "copies", "16-node", "tokens/s"}
