@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -158,6 +159,7 @@ def positive_numbers(option: str, text: str, most: int | None = None) -> list[in
 
 def quiet_transformers() -> None:
     """Keep ``transformers``' own progress bars and advice off the terminal, also if it is imported later."""
+    warnings.filterwarnings("ignore", "IProgress not found")  # widgets of Jupyter, for such bars
     if "transformers" not in sys.modules:
         os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         return
