@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from fst.printable import printable
 from latticebpd._version import __version__
 from latticebpd.cli.help_panels import laid_out, write_help
+from latticebpd.console import err
 
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -149,5 +150,5 @@ def main() -> None:
 def _fail(message: str, status: int) -> NoReturn:
     if "--debug" in sys.argv[1:]:
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
-    print(textwrap.shorten(printable(f"latticebpd: error: {message}"), 2000, placeholder=" ..."), file=sys.stderr)
+    err.print(textwrap.shorten(printable(f"latticebpd: error: {message}"), 2000, placeholder=" ..."))
     sys.exit(status)

@@ -73,7 +73,7 @@ def test_help_shows_the_options_used_most_and_their_defaults(run: Run) -> None:
     first = out[out.index("─ Options") : out.index("─ More options")]
     shown = re.findall(r"^│ --([a-z-]+)", first, re.MULTILINE)
     assert [name.replace("-", "_") for name in shown] == [*FIRST["generate"].split(), "help"]
-    assert "[default: 128]" in first
+    assert "[default: 128; x>=1]" in first
 
 
 @pytest.mark.parametrize(

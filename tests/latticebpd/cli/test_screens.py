@@ -199,3 +199,14 @@ def test_side_by_side_words_are_whole(columns: int) -> None:
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
     assert max(map(cell_len, plain.splitlines())) <= columns
     assert {*plain.replace("┃", "").split()} >= {*words, "copies", "16-node", "tokens/s"}
+
+
+def test_errors_are_one_line_in_a_pipe_and_break_between_words_in_a_terminal(
+    width: int | None, run: Run, tmp_path: Path
+) -> None:
+    status, _, error = run("oracle", tmp_path / "missing.npz", "--heads", "no-number")
+    assert status == 2
+    assert max(map(cell_len, error.splitlines())) <= (width or 1000)
+    wanted = "latticebpd: error: expected --heads as numbers >= 1 separated by commas, such as 1,2,4, got 'no-number'"
+    assert error.split() == wanted.split()
+    assert width is not None or error == f"{wanted}\n"
