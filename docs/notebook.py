@@ -1,7 +1,7 @@
 """Run a notebook's cells and store what they show: ``python docs/notebook.py docs/tour.ipynb``.
 
 A kernel of Jupyter's would bring thirty packages for what is two dozen lines: the cells run one after the other in one
-namespace; what they print and the value of a last expression are the outputs.
+namespace; what they print, the value of a last expression and the figures of pyplot are the outputs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import base64
 import contextlib
 import io
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ["MPLBACKEND"] = "agg"  # draws without windows
 SHOWN = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
 
 
@@ -42,14 +45,20 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
         found.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
     if value is not None:
         found.append({"data": _data(value), "execution_count": count, "metadata": {}, "output_type": "execute_result"})
-    return found
+    return found + [{"data": each, "metadata": {}, "output_type": "display_data"} for each in _figures()]
+
+
+def _figures() -> Iterator[dict[str, Any]]:
+    """The figures that a cell has drawn, as Jupyter shows them."""
+    pyplot: Any = sys.modules.get("matplotlib.pyplot")
+    for number in pyplot.get_fignums() if pyplot else ():
+        picture = io.BytesIO()
+        pyplot.figure(number).savefig(picture, format="png", dpi=72, bbox_inches="tight", metadata={"Software": None})
+        pyplot.close(number)
+        yield {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
 
 
 def _data(value: Any) -> dict[str, Any]:
-    if hasattr(value, "savefig"):  # a figure of matplotlib
-        picture = io.BytesIO()
-        value.savefig(picture, format="png", dpi=72, bbox_inches="tight", metadata={"Software": None})
-        return {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
     shown = {kind: getattr(value, method)() for kind, method in SHOWN.items() if hasattr(value, method)}
     return {**{kind: _lines(text) for kind, text in shown.items() if text}, "text/plain": _lines(repr(value)[:500])}
 

@@ -8,13 +8,14 @@ import re
 import shlex
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import progress as bars
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.filesize import decimal
 from rich.segment import Segment
 from rich.text import Text
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
 
 
 class ForeignText(Console):
-    """A console that shows control characters and markup in names, prompts and tokens, and obeys neither."""
+    """A console that shows control characters and markup in names, prompts and tokens, and obeys neither. In a
+    terminal it breaks lines between words; into a file or a pipe it breaks none, unless ``COLUMNS`` says where."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    @property  # type: ignore[misc]  # nothing sets it
+    def size(self) -> ConsoleDimensions:
+        """Columns and lines."""
+        own, columns = super().size, os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() else own.width if self.is_terminal else UNLIMITED
+        return ConsoleDimensions(max(width, 1), own.height)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
@@ -41,6 +50,8 @@ class ForeignText(Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
+UNLIMITED = 1_000_000
+"""Columns of a file."""
 out, err = ForeignText(), ForeignText(stderr=True)
 LINE_EVERY = 60.0
 """Seconds between two lines of progress in a log file."""
@@ -96,7 +107,7 @@ class LogLines(bars.Progress):
         while not self._done.wait(LINE_EVERY):
             for task in self.tasks:
                 if not task.finished:
-                    err.print(self._line(task), soft_wrap=True, markup=False)
+                    err.print(self._line(task))
 
     def _line(self, task: bars.Task) -> str:
         total = "" if task.total is None else f" of {self._written(task.total)}"
@@ -158,6 +169,7 @@ def positive_numbers(option: str, text: str, most: int | None = None) -> list[in
 
 def quiet_transformers() -> None:
     """Keep ``transformers``' own progress bars and advice off the terminal, also if it is imported later."""
+    warnings.filterwarnings("ignore", "IProgress not found")  # widgets of Jupyter, for such bars
     if "transformers" not in sys.modules:
         os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         return

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 # Two threads of a test may share one processor, so one that waits for the other must sleep; read as PyTorch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# What the program prints into a pipe has lines of any length, unless this says where they end.
+os.environ.pop("COLUMNS", None)
+
 import pytest
 import torch
 

@@ -21,7 +21,8 @@ from typer.core import TyperGroup
 
 from fst.printable import expect_utf8, printable
 from latticebpd._version import __version__
-from latticebpd.cli.help_panels import laid_out
+from latticebpd.cli.help_panels import laid_out, write_help
+from latticebpd.console import err
 
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -96,6 +97,9 @@ class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _LazyCommands(COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        write_help(self, ctx, formatter)
 
 
 app = typer.Typer(
@@ -174,5 +178,5 @@ def _leave_quietly() -> NoReturn:
 def _fail(message: str, status: int) -> NoReturn:
     if "--debug" in sys.argv[1:]:
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
-    print(textwrap.shorten(printable(f"latticebpd: error: {message}"), 2000, placeholder=" ..."), file=sys.stderr)
+    err.print(textwrap.shorten(printable(f"latticebpd: error: {message}"), 2000, placeholder=" ..."))
     sys.exit(status)

@@ -89,7 +89,7 @@ def chat(
         except (ValueError, OSError) as error:
             if not in_terminal:
                 raise
-            err.print(f"latticebpd: error: {error}", soft_wrap=True)
+            err.print(f"latticebpd: error: {error}")
         except KeyboardInterrupt:
             if not in_terminal:
                 raise
@@ -132,7 +132,7 @@ def _run_command(conversation: Chat, command: str, argument: str) -> bool:
     elif command == "/save" and argument:
         path = Path(argument).expanduser()
         conversation.save(path)
-        err.print(f"{len(conversation.turns)} turns in {path}", style="dim", soft_wrap=True)
+        err.print(f"{len(conversation.turns)} turns in {path}", style="dim")
     elif command == "/new" and not argument:
         conversation.begin(conversation.system_prompt)
     elif command == "/help" and not argument:
@@ -154,7 +154,7 @@ def _print_answer(conversation: Chat, answer: Callable[..., Generated], pressed:
     per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""
     read = f"{out.prompt_length - conversation.cache.shared} of {out.prompt_length} tokens of the conversation read"
     cost = f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}"
-    err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim", soft_wrap=True)
+    err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim")
 
 
 @contextmanager

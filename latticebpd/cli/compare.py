@@ -14,7 +14,7 @@ from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.cli.oracle import BY, EXCLUDE, SHARD, TALLY, excluded, write_tally
 from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_decoded, print_table
-from latticebpd.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.console import err, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,7 +169,7 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
     lines = (
         [
             row["system"], f"{row['block_efficiency']:.3f}", number(row["block_efficiency_with_prefill"], ".3f"),
-            f"{number(row['gain_low'], '+.2f')}…{number(row['gain_high'], '+.2f')}",
+            f"{number(row['gain_low'], '+.2f')} to {number(row['gain_high'], '+.2f')}",
             number(row["headroom_recovered"], ".0%"), f"{row['verified_tokens']:.1f}", f"{row['steps']}",
         ]
         for row in rows
@@ -177,21 +177,21 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
     print_table(title, headings, lines)
     ends = ("win", "tie", "loss", "misranked", "cut", "not_in_lattice")
     repetition = ("repair", "regress", "consecutive_repeats", "longest_run")
-    for title, columns in (
-        (f"against vanilla, and where drafts end, % of {steps}", ends),
-        (f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run", repetition),
+    cut = "it is in the lattice, but no node was left to draft it."
+    note = f"misranked: others are drafted in the right token's place; cut: {cut}"
+    for title, columns, caption in (
+        (f"against vanilla, and where drafts end, % of {steps}", ends, note),
+        (f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run", repetition, None),
     ):
         words = (name.replace("consecutive_repeats", "equal neighbours").replace("_", " ") for name in columns)
         shares = ([row["system"], *(f"{row[name]:.1f}" for name in columns)] for row in rows)
-        print_table(title, ("system", *words), shares)
-    cut = "it is in the lattice, but no node was left to draft it."
-    out.print(f"misranked: others are drafted in the right token's place; cut: {cut}")
+        print_table(title, ("system", *words), shares, caption=caption)
 
 
 def _print_sweeps(sweeps: Mapping[str, AlphaSweep]) -> None:
     first, *_ = swept = list(sweeps.values())
     rows = (
-        [f"{alpha:g}", *(f"{each.block_efficiency[i]:.3f}{' *' if each.best == alpha else ''}" for each in swept)]
+        [f"{alpha:g}", *(f"{'* ' if each.best == alpha else ''}{each.block_efficiency[i]:.3f}" for each in swept)]
         for i, alpha in enumerate(first.alphas)
     )
     print_table(f"tokens/call by weight of the language model, by {first.by}", ("alpha", *sweeps), rows)

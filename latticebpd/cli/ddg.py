@@ -119,4 +119,4 @@ def _print(statistics: CorpusStatistics) -> None:
     title = f"{counts}: {statistics.mean_width:.3f} tokens per iteration"
     headings = ("class", "tokens", "in parallel", "iteration", "waits", "for the last")
     caption = "in parallel: right for good no later than the token before; for the last: waited for the token before"
-    print_table(title, headings, rows, no_wrap=True, caption=caption)
+    print_table(title, headings, rows, caption=caption)

@@ -86,10 +86,10 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     from latticebpd.report.demo_table import DEFAULT, GREEDY, about, show, shown_decode
 
     prompt, settings = shown_decode(loaded, settings)
-    _say(about(loaded))
+    out.print(about(loaded))
     out.print()
-    _say(Text(prompt.title, style="bold"))
-    _say(Text(f"{prompt.text}\n" if loaded.in_chat else "", style="dim"))
+    out.print(Text(prompt.title, style="bold"))
+    out.print(Text(f"{prompt.text}\n" if loaded.in_chat else "", style="dim"))
     text_of = partial(loaded.tokenizer.decode, skip_special_tokens=True)
     before = "" if loaded.in_chat else prompt.text
     if out.is_terminal:
@@ -108,7 +108,7 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     costs = [f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in decoded]
     turns = "; the two take turns, each by its own clock" * (len(names) > 1)
     legend = "Each ┃ starts the tokens that one call of the model committed"
-    _say(f"\n{legend} ({'; '.join(costs)}{turns}).\n")
+    out.print(f"\n{legend} ({'; '.join(costs)}{turns}).\n")
 
 
 def _print(result: Demo) -> None:
@@ -131,7 +131,7 @@ def _print(result: Demo) -> None:
         rows.append([system.name, *counts, *speeds(system.tokens_per_second)])
         if system.name == GREEDY and stock_rate is not None:
             rows.append([GENERATE, "1.000", "0.0", *speeds(stock_rate)])
-    print_table(title, headings, rows, no_wrap=True, bold=0)
+    print_table(title, headings, rows, bold=0)
     lines = [f"default: what `latticebpd generate` runs: {result.default}.", "greedy: the same weights without drafts."]
     if stock_rate is not None:
         lines.append("generate(): transformers on PyTorch, with float32 weights.")
@@ -146,10 +146,5 @@ def _print(result: Demo) -> None:
         took = f"{result.seconds:.0f} s by the clock, {result.processor_seconds:.0f} s of them on a processor"
         lines.append(f"The machine was busy: {took}; tokens per second are too low.")
     for line in lines:
-        _say(line)
+        out.print(line)
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
-
-
-def _say(text: str | Text) -> None:
-    """Lines broken between words in a terminal, and nowhere in a file."""
-    out.print(text, soft_wrap=not out.is_terminal)

@@ -200,12 +200,12 @@ def _print(record: dict[str, Any]) -> None:
     columns |= {"BLEU": "{bleu:.2f}"} if signature else {}
     for forms in (columns, costs):
         rows = ([form.format(**row) for form in forms.values()] for row in record["systems"])
-        print_table(None, forms, rows, no_wrap=True)
+        print_table(None, forms, rows)
     if compared:
         spread = {key.removesuffix("_speedup"): values for key, values in record["per_text"].items()}
         quantiles = [f"{100 * float(quantile):g} %" for quantile in spread["time"]]
         lines = ([name, *(f"{value:.2f}×" for value in values.values())] for name, values in spread.items())
-        print_table("speedup over greedy, text by text", ["quantile", *quantiles], lines, no_wrap=True)
+        print_table("speedup over greedy, text by text", ["quantile", *quantiles], lines)
     if signature:
         out.print(f"BLEU: {signature}", style="dim")
     out.print(record["settings"], style="dim")

@@ -170,11 +170,11 @@ def _print_tables(counted: OracleTally, rows: list[dict[str, Any]]) -> None:
     numbers = ((row["block_efficiency"], row["best_block_efficiency"]) for row in rows)
     lines = ([*name, *(tables.number(each, ".3f") for each in pair)] for name, pair in zip(names, numbers, strict=True))
     title = f"oracle block efficiency {by}, {counted.num_lattices} lattices"
-    tables.print_table(title, ("k", "heads", "tokens/call", "at best"), lines)
+    tables.print_table(title, ("k", "heads", "tokens/call", "at best"), lines, names=2)
     lengths = [f"{length}" for length in range(counted.counts.shape[2])]
     shares = counted.accepted_share.reshape(len(rows), -1).tolist()
     lines = ([*name, *map("{:.1f}".format, each)] for name, each in zip(names, shares, strict=True))
-    tables.print_table(f"{steps} by accepted drafted tokens, %", ("k", "heads", *lengths), lines)
+    tables.print_table(f"{steps} by accepted drafted tokens, %", ("k", "heads", *lengths), lines, names=2)
     if counted.lost.any():
         columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
         lines = ([f"{head}", *map("{:.1f}".format, each)] for head, each in enumerate(counted.lost_share.tolist(), 2))

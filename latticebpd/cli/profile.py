@@ -64,4 +64,4 @@ def profile(
     lines = ([name, *(f"{each * 1e3:.1f}" for each in seconds)] for name, seconds in sizes.items())
     headings = ("tokens", *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows))
     print_table(f"milliseconds of a pass, the shortest of {rounds}", headings, lines)
-    err.print("|".join(f"{name}:{value}" for name, value in costs.about.items()), style="dim")
+    err.print(" | ".join(f"{name} {value}" for name, value in costs.about.items()), style="dim")

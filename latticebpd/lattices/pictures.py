@@ -19,7 +19,9 @@ Word = Callable[[int], str]
 MOST_SLOTS, MOST_ARCS, MOST_NODES, MOST_DRAFTS, LONGEST = 12, 8, 64, 10, 12
 """The most that is shown of a lattice, of a tree, of drafts, and of a word (letters)."""
 
-_COLUMN, _ROW, _MARGIN = 118, 26, 14
+_COLUMN, _ROW, _MARGIN = 136, 26, 14
+_CELL = 1000
+"""What every notebook's cell has room for, in pixels."""
 _INK, _FAINT, _GREEN = "var(--ink,#1c2024)", "var(--faint,#60666c)", "var(--c3,#00835e)"
 
 
@@ -41,7 +43,7 @@ def lattice_picture(lattice: Any, word: Word = str) -> str:
     svg = lattice_svg(lattice.tokens[slots], lattice.log_probs[slots], lambda t: visible(word(t)), most=MOST_ARCS)
     notes = [f"the {MOST_ARCS} best of {lattice.k} arcs"] if lattice.k > MOST_ARCS else []
     notes += [f"the first {MOST_SLOTS} of {lattice.slots} slots"] if lattice.slots > MOST_SLOTS else []
-    return _with_note(svg, ", ".join(notes))
+    return _for_notebook(svg, ", ".join(notes))
 
 
 def tree_picture(tree: Any, word: Word = str, accepted: Sequence[int] = ()) -> str:
@@ -86,7 +88,7 @@ def tree_picture(tree: Any, word: Word = str, accepted: Sequence[int] = ()) -> s
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
     about = f'role="img" aria-label="draft tree of {len(tree)} nodes" style="font-family:system-ui,sans-serif"'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {about}>{"".join(parts)}</svg>'
-    return _with_note(svg, f"the first {MOST_NODES} of {len(tree)} nodes" if len(tree) > MOST_NODES else "")
+    return _for_notebook(svg, f"the first {MOST_NODES} of {len(tree)} nodes" if len(tree) > MOST_NODES else "")
 
 
 def drafts_table(drafts: Any, word: Word = str) -> str:
@@ -94,9 +96,9 @@ def drafts_table(drafts: Any, word: Word = str) -> str:
     body = ""
     for rank, (tokens, score) in enumerate(zip(drafts.tokens[:MOST_DRAFTS].tolist(), drafts.scores, strict=False), 1):
         text = escape(" ".join(visible(word(token)) for token in tokens[: 4 * LONGEST]))
-        body += f"<tr><td>{rank}</td><td>{score:.3f}</td><td>{text}</td></tr>"
+        body += f'<tr><td>{rank}</td><td>{score:.3f}</td><td style="text-align:left">{text}</td></tr>'
     note = f"<p>the best {MOST_DRAFTS} of {len(drafts)} drafts</p>" if len(drafts) > MOST_DRAFTS else ""
-    head = "<tr><th>rank</th><th>score</th><th>draft</th></tr>"
+    head = '<tr><th>rank</th><th>score</th><th style="text-align:left">draft</th></tr>'
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{note}"
 
 
@@ -115,14 +117,18 @@ def _rows(parents: Sequence[int]) -> list[int]:
     return rows
 
 
-def _with_note(svg: str, note: str) -> str:
-    """The picture with a line of text below it, in the picture itself."""
-    if not note:
-        return svg
+def _for_notebook(svg: str, note: str) -> str:
+    """The picture with a line of text below it, in the picture itself; a wide one shrinks to its cell, which Jupyter
+    would otherwise let it overflow."""
     head, _, rest = svg.partition(">")
-    width, height = (head.partition(f' {name}="')[2].partition('"')[0] for name in ("width", "height"))
-    wider, higher = f"{max(float(width), 260):g}", f"{float(height) + 18:g}"
-    head = head.replace(f"0 0 {width} {height}", f"0 0 {wider} {higher}")
-    head = head.replace(f' width="{width}"', f' width="{wider}"').replace(f' height="{height}"', f' height="{higher}"')
-    line = f'<text x="{_MARGIN}" y="{float(higher) - 6:g}" style="font-size:10px;fill:{_FAINT}">{escape(note)}</text>'
-    return f"{head}>{rest.removesuffix('</svg>')}{line}</svg>"
+    own = [head.partition(f' {name}="')[2].partition('"')[0] for name in ("width", "height")]
+    width, height = map(float, own)
+    if note:
+        width, height = max(width, 260), height + 18
+        line = f'<text x="{_MARGIN}" y="{height - 6:g}" style="font-size:10px;fill:{_FAINT}">{escape(note)}</text>'
+        rest = f"{rest.removesuffix('</svg>')}{line}</svg>"
+    shown = f'width="{width:g}" height="{height:g}"'
+    if width > _CELL:
+        shown, head = 'width="100%"', head.replace(' style="', f' style="max-width:{width:g}px;')
+    before = 'viewBox="0 0 {0} {1}" width="{0}" height="{1}"'.format(*own)
+    return head.replace(before, f'viewBox="0 0 {width:g} {height:g}" {shown}') + f">{rest}"

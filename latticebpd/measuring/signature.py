@@ -36,7 +36,7 @@ class Signature:
     version: str = __version__
 
     def __str__(self) -> str:
-        return "|".join(f"{name}:{value}" for name, value in asdict(self).items() if value is not None)
+        return " | ".join(f"{name} {value}" for name, value in asdict(self).items() if value is not None)
 
     @property
     def given_text(self) -> bool:

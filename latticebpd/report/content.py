@@ -38,6 +38,11 @@ class Cell:
     note: str = ""
     good: bool | None = None
 
+    @property
+    def is_words(self) -> bool:
+        """Whether it may take several lines, as no number does."""
+        return any(map(str.isalpha, str(self.value)))
+
 
 @dataclass(frozen=True)
 class Table:

@@ -52,7 +52,7 @@ def _efficiency_limits(axes: Axes, efficiency: Mapping[str, float]) -> None:
     """The oracle's level, and room for all systems."""
     _level(axes, efficiency["oracle"], "oracle", GREEN)
     axes.set_ylim(bottom=1, top=max(efficiency.values()) * 1.06)
-    axes.legend(loc="best")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, columnspacing=1)  # lines may be anywhere below
 
 
 def _bars(axes: Axes, ticks: np.ndarray) -> None:
@@ -109,10 +109,11 @@ def trade_off(efficiency: Mapping[str, float], verified: Mapping[str, float], mo
             names = [name for name in efficiency if name.endswith(f"-{kind}{suffix}")]
             if not names:
                 continue
+            drawn = PLUM if kind == "calibrated" else colour
             axes.plot(
                 [verified[name] for name in names], [efficiency[name] for name in names],
-                color=PLUM if kind == "calibrated" else colour, marker="o" if suffix else "s",
-                linestyle="--" if kind == "best" else "-", markerfacecolor="none" if kind == "best" else colour,
+                color=drawn, marker="o" if suffix else "s",
+                linestyle="--" if kind == "best" else "-", markerfacecolor="none" if kind == "best" else drawn,
                 label=f"{word}, {text}",
             )  # fmt: skip
     star: dict[str, Any] = {"color": INK.light, "marker": "*", "markersize": 10, "linestyle": "none"}

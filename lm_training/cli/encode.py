@@ -79,7 +79,7 @@ def encode(
         shards = encode_files(inputs, bpe, encoding, workers, bad)
         done = write_encoded(shards, output, lambda shard: bar.advance(bar_task, shard.counts.records))
     for line in bad.report():
-        err.print(line, markup=False, soft_wrap=True)
+        err.print(line)
     if done.too_long:
         err.print(f"{done.too_long} sequences of more than {max_tokens} tokens left out")
     err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")

@@ -112,7 +112,7 @@ def _log_lines() -> Iterator[None]:
 
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        console.err.print(record.getMessage(), soft_wrap=True)
+        console.err.print(record.getMessage())
 
 
 @contextmanager

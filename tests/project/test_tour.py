@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def test_tour_runs_and_shows_what_is_stored(
     assert len(printed[2].splitlines()) == 6  # systems of the comparison
     shown = {kind for cell in cells for each in kinds(cell) for kind in each}
     assert shown >= {"image/svg+xml", "text/html", "image/png"}
+
+
+def test_jupyter_without_widgets_warns_of_nothing(notebook: Any) -> None:
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec("".join(first["source"]).partition("if ")[0], {})
+        warnings.warn("IProgress not found. Please update jupyter and ipywidgets.", stacklevel=1)
+    assert not caught
 
 
 def test_stored_outputs_are_small_and_name_no_machine(notebook: Any) -> None:
