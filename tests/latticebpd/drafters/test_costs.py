@@ -4,6 +4,7 @@ a second."""
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -215,6 +216,32 @@ def test_costs_are_kept_for_a_day(tmp_path: Path) -> None:
     file.write_text("damaged")
     assert kept_costs(file, measure) == kept_costs(file, measure) == measured[2]
     assert kept_costs(tmp_path / "no folder" / "costs.json", measure) == measured[3]
+    os.utime(file, (0, time.time() + DAY + 60))  # the clock was set back since
+    assert kept_costs(file, measure) == kept_costs(file, measure) == measured[4]
+
+
+def test_processes_that_measure_and_read_one_file_have_whole_costs(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    context = multiprocessing.get_context("fork")
+    known = {number: replace(CURVE, accepted=float(number), about={"text": "a" * 20_000}) for number in range(4)}
+
+    def one(number: int, pipe: Any) -> None:
+        for _ in range(60):
+            known[number].save(file)
+            read = CostCurve.load(file)
+            if read not in known.values() or kept_costs(file, lambda: CURVE) not in known.values():
+                return
+        pipe.send(number)
+
+    ends = [context.Pipe() for _ in known]
+    processes = [context.Process(target=one, args=[number, theirs]) for number, (_, theirs) in enumerate(ends)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert [ours.recv() if ours.poll() else None for ours, _ in ends] == list(known)
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
 
 
 def test_trees_are_cut_and_texts_stay() -> None:
