@@ -77,8 +77,7 @@ def test_random_automata_are_refused_or_are_the_models_that_they_say() -> None:
         automaton = edited(rng, good)
         try:
             model = fst.NgramModel.from_fst(automaton)
-        except ValueError as error:
-            assert len(str(error)) < 500
+        except ValueError:
             continue
         loaded += 1
         draws = np.random.default_rng(number)
@@ -87,8 +86,7 @@ def test_random_automata_are_refused_or_are_the_models_that_they_say() -> None:
         context = draws.integers(0, 9, rng.randint(0, 3)).tolist()
         try:
             drafts = rescore(lattice, model, p=8, alpha=0.5, context=context)
-        except ValueError as error:
-            assert len(str(error)) < 500
+        except ValueError:
             continue
         expected = []
         for arcs in itertools.product(range(2), repeat=3):
@@ -104,10 +102,9 @@ def test_kenlm_and_the_automaton_agree_on_random_lattices(tmp_path: Path) -> Non
     kenlm = pytest.importorskip("kenlm", reason="the extra is not installed: pip install 'latticebpd[kenlm]'")
     path, ours = tmp_path / "lm.arpa", good_model(3)
     ours.to_arpa(path)
-    text = path.read_text()
-    path.write_text(
-        text.replace("ngram 1=9", "ngram 1=12").replace("\\1-grams:\n", "\\1-grams:\n-2\t<unk>\t0\n-9\t<s>\t0\n-2\t</s>\n")
-    )
+    markers = "\\1-grams:\n-2\t<unk>\t0\n-9\t<s>\t0\n-2\t</s>\n"
+    text = path.read_text().replace("ngram 1=9", "ngram 1=12")
+    path.write_text(text.replace("\\1-grams:\n", markers))
     ours, theirs = fst.NgramModel.from_arpa(path), kenlm.Model(str(path))
     for number in range(LATTICES):
         rng = np.random.default_rng(number)

@@ -80,7 +80,9 @@ def resident() -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # clients' generators, left in the middle
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # clients' generators, left in the middle
 def test_clients_that_disconnect_at_random_change_no_text_and_leave_no_memory(served: Served) -> None:
     """Streams and single answers, greedy and sampled, with stop strings; a third of the clients leaves."""
     every, rng, sizes = asks(served, 60), random.Random(1), list[int]()
@@ -170,7 +172,9 @@ def body(rng: random.Random, record: Any) -> bytes:
             case 1:
                 text[position] = rng.randrange(256)
             case 2:
-                text[position:position] = rng.choice([b"\xff", b"\\ud800", b"NaN", b"1e999", b"[" * 5000, b"}", b"\x00"])
+                text[position:position] = rng.choice(
+                    [b"\xff", b"\\ud800", b"NaN", b"1e999", b"[" * 5000, b"}", b"\x00"]
+                )
     return bytes(text)
 
 
