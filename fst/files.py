@@ -73,6 +73,7 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
     """Yield an empty temporary directory inside ``directory``; on success its files are moved up, else deleted.
 
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
+    Others may read the files as far as the process's umask lets them; safetensors would keep its own from them.
     """
     directory = Path(directory)
     require_kind(directory, "folder")
@@ -82,10 +83,13 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
         with errors_naming(directory, temporary):
             temporary.mkdir()
             yield temporary
+            permissions = temporary.stat().st_mode & 0o666
             files = sorted(temporary.iterdir())
             for path in files:
                 require_kind(directory / path.name, "file")
             for path in files:
+                if path.is_file():
+                    path.chmod(permissions)
                 path.replace(directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -25,7 +25,7 @@ def serve(
     ),
     name: str | None = typer.Option(None, help="Name of the model in requests; by default its own."),
     rows: int = typer.Option(16, min=1, help="Requests that share passes; 1 with --weights torch."),
-    queue: int = typer.Option(64, min=0, help="Requests that may wait for a row; more are refused with status 429."),
+    queue: int = typer.Option(64, min=0, help="Requests that may wait or be prepared; more get status 429."),
     context: int = typer.Option(4096, min=2, help="Tokens of a prompt and its answer, at most; they cost memory."),
     max_tokens: int = typer.Option(1024, min=1, help="Tokens of an answer, at most."),
     max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
@@ -50,12 +50,13 @@ def serve(
     Example: [bold]LATTICEBPD_API_KEY=... latticebpd serve --model smollm2-135m --host 0.0.0.0[/bold]
     """
     try:
-        from latticebpd.serving.api import Service
+        from latticebpd.serving.api import Service, check_key
         from latticebpd.serving.limits import Limits
         from latticebpd.serving.server import is_loopback, listen, server_of
     except ModuleNotFoundError as error:
         wanted = f"expected the packages of the extra serve, lacking {error.name}"
         raise ValueError(f"{wanted}: pip install 'latticebpd[serve]'") from error
+    check_key(api_key)
     quiet_transformers()
     from latticebpd.decoding.pass_costs import profile_drafts
     from latticebpd.drafters.cost_curve import CostCurve

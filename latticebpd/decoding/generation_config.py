@@ -8,6 +8,7 @@ when a field asks for that: a greedy decode on the engine that ends at a token o
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -184,7 +185,8 @@ class GenerationSettings:
 
         merged = self.criteria(width, criteria, tokenizer)
         ends = [each.eos_token_id.tolist() for each in merged if type(each) is EosTokenCriteria]
-        columns = min(each.max_length for each in merged if type(each) is MaxLengthCriteria)
+        # transformers takes 2.5 tokens for 3.
+        columns = math.ceil(min(each.max_length for each in merged if type(each) is MaxLengthCriteria))
         others = [each for each in merged if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         return frozenset(int(token) for each in ends for token in each), columns, StoppingCriteriaList(others)
 

@@ -137,9 +137,12 @@ def profile_drafts(
 
 
 def kept_costs(file: Path, measure: Callable[[], CostCurve]) -> CostCurve:
-    """Costs from a file that is younger than a day; else they are measured, and kept in it where it may be written."""
+    """Costs from a file that is younger than a day; else they are measured, and kept in it where it may be written.
+
+    A file from the future, before the clock was set back, counts by its distance.
+    """
     with suppress(ValueError, OSError):
-        if time.time() - file.stat().st_mtime < DAY:
+        if abs(time.time() - file.stat().st_mtime) < DAY:
             return CostCurve.load(file)
     costs = measure()
     with suppress(OSError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -49,7 +48,7 @@ class Service:
 
     name: of the model, as requests call it.
     temperature: of requests that give none; 0 is greedy.
-    api_key: asked for at ``/v1``; None: no key.
+    api_key: asked for at ``/v1``, visible characters of ASCII; None: no key.
     """
 
     loaded: Loaded
@@ -61,6 +60,7 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
     def __post_init__(self) -> None:
+        check_key(self.api_key)
         expect(
             not self.loaded.target.is_encoder_decoder,
             "a causal language model to serve",
@@ -72,7 +72,7 @@ class Service:
         self.stops = list(GenerationSettings(self.loaded.target).stop_strings)
         self.scheduler = Scheduler(self.limits, self.metrics)
         self.created = int(time.time())
-        self._preparing = threading.Lock()  # tokenizers are not safe to use from several threads at first
+        self.loaded.prompts.document("a")  # the first call changes transformers' tokenizers; later ones share them
 
     @property
     def app(self) -> Starlette:
@@ -149,7 +149,7 @@ class Service:
         if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
             (prompt,) = prompt  # a list of one prompt
         encode = self.loaded.prompts.document
-        ids = (lambda: encode(prompt)) if isinstance(prompt, str) else (lambda: prompt)
+        ids = (lambda: encode(self._fitting(prompt))) if isinstance(prompt, str) else (lambda: prompt)
         return await self._submit(asked, ids, asked.max_tokens or COMPLETION_TOKENS)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -159,7 +159,19 @@ class Service:
             raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
         turns = [message.turn for message in asked.messages]
         most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
-        return await self._submit(asked, lambda: prompts.prompt_of(turns), most, prompts.eos_ids)
+
+        def ids() -> list[int]:
+            self._fitting(*(turn["content"] for turn in turns))
+            return list(prompts.ids(self._fitting(prompts.prompt_text(turns))))
+
+        return await self._submit(asked, ids, most, prompts.eos_ids)
+
+    def _fitting(self, *texts: str) -> str:
+        """Texts in a row; ValueError for those that are too long to be tokenized."""
+        text, most = "".join(texts), self.limits.prompt_bytes
+        size = len(text.encode())
+        expect(size <= most, f"a prompt of up to {most} bytes ({self.limits.context} tokens)", size, "cut it")
+        return text
 
     async def _read(self, request: Request, kind: type[schema.Kind]) -> schema.Kind:
         """A request's body; RequestError for one that is too long, too slow or no such request."""
@@ -184,26 +196,32 @@ class Service:
 
         encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Progress]()
+        loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[Progress](), time.monotonic()
 
         def send(progress: Progress) -> None:
             with suppress(RuntimeError):  # the loop is closed, and nobody reads it
                 loop.call_soon_threadsafe(events.put_nowait, progress)
 
         def prepare() -> Job:
-            with self._preparing:
-                return self._job(asked, encode(), most, eos_ids, send)
+            return self._job(asked, encode(), most, eos_ids, send, arrived)
 
         try:
-            job = await anyio.to_thread.run_sync(prepare)
-            self.scheduler.submit(job)
+            with self.scheduler.place():
+                job = await anyio.to_thread.run_sync(prepare)
+                self.scheduler.submit(job)
         except ValueError as error:
             raise RequestError(400, str(error), "invalid_prompt") from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
         return AnswerResponse(self.scheduler, asked, job, events, model=self.name, system_fingerprint=fingerprint)
 
     def _job(
-        self, asked: GenerationRequest, prompt: list[int], most: int, eos_ids: list[int] | None, send: Sender
+        self,
+        asked: GenerationRequest,
+        prompt: list[int],
+        most: int,
+        eos_ids: list[int] | None,
+        send: Sender,
+        arrived: float,
     ) -> Job:
         """A request, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
@@ -215,7 +233,7 @@ class Service:
             stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
         )  # fmt: skip
         batch = RowBatch.begin(session, self.drafter, bound(self._rule(asked), session.settings))
-        return Job(batch, answer, send, time.monotonic() + self.limits.seconds)
+        return Job(batch, answer, send, arrived + self.limits.seconds, arrived)
 
     def _rule(self, asked: GenerationRequest) -> Acceptance:
         """Greedy decoding, or sampling with a source of randomness of the request's own."""
@@ -228,6 +246,12 @@ class Service:
         else:
             generator.manual_seed(asked.seed)
         return Sampling(temperature, asked.top_k or 0, 1.0 if asked.top_p is None else asked.top_p, generator)
+
+
+def check_key(key: str | None) -> None:
+    """ValueError for a key that no client could send in a header as it is."""
+    fits = key is None or all("!" <= each <= "~" for each in key)
+    expect(fits, "a key of visible ASCII characters", "others, such as spaces or umlauts", "choose another key")
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from latticebpd.checks import expect
 
+TOKEN_BYTES = 16
+"""Bytes that a prompt may have for each token of its limit, since a longer text takes seconds to become tokens; texts
+in natural languages and in programming languages have 2 to 6."""
+
 
 @dataclass(frozen=True)
 class Limits:
     """Limits that keep a request from holding the server.
 
     rows: texts that share passes.
-    queue: requests that wait for a row; more are refused.
+    queue: requests that are prepared or wait for a row; more are refused.
     context: tokens of a prompt and its answer together; a row's cache grows up to them.
     max_tokens: of an answer, and the default of chats.
     seconds: from a request's arrival to its end, waiting included; a text ends there with what it has.
@@ -25,6 +29,11 @@ class Limits:
     max_tokens: int = 1024
     seconds: float = 300.0
     body: int = 1 << 20
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes of a prompt's text in UTF-8, special tokens included."""
+        return TOKEN_BYTES * self.context
 
     def __post_init__(self) -> None:
         for name in ("rows", "context", "max_tokens", "body"):

@@ -1,8 +1,10 @@
 """One thread owns the model: requests join its batch between passes, and leave it when they end.
 
-A prompt is read in blocks, one between two passes of the others, so that a long one holds nobody up for long. On the
-CPU engine a token's results do not depend on the other rows, so that every text is that of a decode of its own.
-PyTorch's verifiers cannot take in rows: there one request is decoded after another.
+Prompts are read in blocks of about 0.2 seconds, one between two passes. A block belongs to the prompt with the fewest
+unread tokens, so that a long prompt does not hold up a short one; every fourth belongs to the request that came first,
+so that no stream of short prompts holds up a long one for ever. On the CPU engine a token's results do not depend on
+blocks or other rows, so that every text is that of a decode of its own. PyTorch's verifiers cannot take in rows: there
+one request is decoded after another.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +30,12 @@ log = logging.getLogger("uvicorn.error")
 
 STOP, LENGTH, TIME, CANCELLED, ERROR = "stop", "length", "time", "cancelled", "error"
 """How a request ends: its text's end, its length limit, its time limit, its client or an error of the server."""
+BLOCK_SECONDS = 0.2
+"""Time that a block of a prompt should take, since whatever arrives meanwhile waits for its end."""
+MIN_BLOCK = 8
+"""Tokens of the smallest block; fewer would cost more a token."""
+FIRST_COME = 4
+"""Every so many blocks, one belongs to the request that came first."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Progress:
 
 
 Sender = Callable[[Progress], None]
+CLOSING = "the server is closing"
 
 
 @dataclass(eq=False)
@@ -51,7 +60,7 @@ class Job:
 
     batch: its only row, of which nothing has been read.
     send: called by the scheduler's thread.
-    deadline: on the monotonic clock, in seconds.
+    deadline, arrived: on the monotonic clock, in seconds.
     calls, drafted, accepted: passes that had its row, prefill aside; drafted tokens in them, and accepted ones.
     prefill: tokens that a prefill wrote, 0 or 1.
     """
@@ -60,7 +69,7 @@ class Job:
     answer: AnswerText
     send: Sender
     deadline: float
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float
     cancelled: bool = False
     calls: int = 0
     drafted: int = 0
@@ -76,19 +85,30 @@ class Job:
         return self.row.text.prompt_length
 
     @property
+    def unread_tokens(self) -> int:
+        """Of the prompt, as long as it is being read."""
+        return len(self.batch.unread.tokens[0])
+
+    @property
     def new_tokens(self) -> int:
         return len(self.row.text.tokens) - self.row.text.prompt_length
 
 
 class Scheduler:
-    """The thread and its queue."""
+    """The thread and its queue.
+
+    block: tokens of prompts that are read between two passes; as many as take `BLOCK_SECONDS`, up to ``max_block``.
+    """
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
-        self.limits, self.metrics, self.block = limits, metrics, PREFILL_CHUNK
+        self.limits, self.metrics = limits, metrics
+        self.block, self.max_block = MIN_BLOCK, PREFILL_CHUNK
         self._changed = threading.Condition()
-        self._waiting: deque[Job] = deque()
-        self._reading: Job | None = None
+        self._preparing = 0  # places of requests that are not submitted yet
+        self._waiting: list[Job] = []
+        self._reading: list[Job] = []  # prompts that are partly read
         self._live: list[Job] = []
+        self._blocks = 0
         self._batch: RowBatch | None = None
         self._closed = False
         self._numbers = itertools.count()  # of rows
@@ -105,14 +125,27 @@ class Scheduler:
     def check_room(self) -> None:
         """RequestError where a request would be refused now: the server closes, or the queue is full."""
         if not self.alive:
-            raise RequestError(503, "the server is closing", "closing")
-        if len(self._waiting) + len(self._running) >= self.limits.rows + self.limits.queue:
+            raise RequestError(503, CLOSING, "closing")
+        if self._preparing + len(self._waiting) + len(self._running) >= self.limits.rows + self.limits.queue:
             raise RequestError(429, "expected room in the queue, got none; try again later", "queue_full")
 
-    def submit(self, job: Job) -> None:
-        """Put a request at the queue's end; RequestError where it is refused."""
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue for a request that is being prepared; RequestError where there is none."""
         with self._changed:
             self.check_room()
+            self._preparing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._preparing -= 1
+
+    def submit(self, job: Job) -> None:
+        """Put a request that has a `place` into the queue; RequestError if the server closes."""
+        with self._changed:
+            if not self.alive:
+                raise RequestError(503, CLOSING, "closing")
             self._waiting.append(job)
             self._changed.notify()
 
@@ -137,7 +170,7 @@ class Scheduler:
 
     @property
     def _running(self) -> list[Job]:
-        return self._live if self._reading is None else [*self._live, self._reading]
+        return [*self._live, *self._reading]
 
     def _run(self) -> None:
         try:
@@ -176,45 +209,61 @@ class Scheduler:
             for job in (*self._waiting, *self._running)
             if job.cancelled or job.deadline <= now
         }
-        self._waiting = deque(job for job in self._waiting if job not in over)
-        self._reading = None if self._reading in over else self._reading
-        self._live, gone = [job for job in self._live if job not in over], {job.row for job in over}
+        self._waiting, self._reading, self._live = (
+            [job for job in jobs if job not in over] for jobs in (self._waiting, self._reading, self._live)
+        )
+        gone = {job.row for job in over}
         if self._batch is not None:
             self._batch.keep([i for i, row in enumerate(self._batch.rows) if row not in gone])
         return list(over.items())
 
     def _read_prompts(self) -> None:
         """Read up to a block of tokens of the prompts that are next, and let the rows that were read join."""
-        left = self.block
-        while left > 0 and (job := self._next_to_read()) is not None:
-            unread = job.batch.unread
-            before = len(unread.tokens[0])
+        begin, left = time.monotonic(), self.block
+        while left > 0 and (job := self._next_to_read(left == self.block)) is not None:
+            before = job.unread_tokens
             try:
-                reading = unread.read_ahead(left)
+                done = not job.batch.unread.read_ahead(left)
             except Exception:
                 log.exception("a prompt could not be read")
-                self._reading = None
+                self._reading.remove(job)
                 self._end(job, ERROR)
                 continue
-            left -= before - len(unread.tokens[0]) + 1
-            if reading:
+            left -= before - job.unread_tokens + done  # the pass reads the last token
+            if not done:
                 continue
-            self._reading = None
+            self._reading.remove(job)
             if self._batch is None or not self._batch.rows:
                 self._batch = job.batch
             else:
                 self._batch.join(job.batch)
             self._live = [*self._live, job]
+        if left <= 0:
+            self.adapt_block(self.block - left, time.monotonic() - begin)
 
-    def _next_to_read(self) -> Job | None:
+    def adapt_block(self, tokens: int, seconds: float) -> None:
+        """Choose the next block's tokens, after a block of so many that took so long."""
+        fitting = int(tokens * BLOCK_SECONDS / max(seconds, 1e-6))
+        self.block = max(MIN_BLOCK, min(self.max_block, fitting))
+
+    def _next_to_read(self, opens_block: bool) -> Job | None:
         """The request whose prompt is read next; None: none waits, or there is no row for it."""
         with self._changed:
-            if self._reading is None and self._waiting:
-                joins = isinstance(self._waiting[0].batch.unread.verifier, EngineVerifier)
-                if len(self._live) < (self.limits.rows if joins else 1):
-                    self._reading = self._waiting.popleft()
-                    self._reading.row.index = next(self._numbers)
-            return self._reading
+            joins = all(isinstance(job.batch.unread.verifier, EngineVerifier) for job in self._waiting)
+            has_room = len(self._running) < (self.limits.rows if joins else 1)
+            candidates = [*self._reading, *(self._waiting if has_room else [])]
+            if not candidates:
+                return None
+            self._blocks += opens_block
+            if opens_block and self._blocks % FIRST_COME == 0:
+                job = min(candidates, key=lambda job: job.arrived)
+            else:
+                job = min(candidates, key=lambda job: job.unread_tokens)
+            if job in self._waiting:
+                self._waiting.remove(job)
+                self._reading.append(job)
+                job.row.index = next(self._numbers)
+            return job
 
     def _pass(self) -> None:
         """One pass over the live rows, and its news to their clients."""

@@ -1,12 +1,12 @@
 """Requests and answers in the form of OpenAI's API.
 
-A field is honoured, has no effect on a text, or is refused by name unless its value is neutral: none is ignored
-silently.
+A field, in messages too, is honoured, has no effect on a text, or is refused by name unless its value is neutral: none
+is ignored silently.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -52,17 +52,46 @@ class RequestError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-class StreamOptions(BaseModel):
+class Part(BaseModel):
+    """A JSON object of a request.
+
+    without_effect: fields that are not declared, and have no effect on a text.
+    neutral: further ones that cannot be honoured -> their values that change nothing, besides null.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    def check_extras(self, prefix: str = "") -> None:
+        """RequestError for a field that cannot be honoured, here or in a part of this part.
+
+        prefix: of the names of fields, such as ``messages[0].``.
+        """
+        for name, value in (self.model_extra or {}).items():
+            neutral = self.neutral.get(name, ())
+            if name in self.without_effect or value is None:
+                continue
+            if not any(type(value) is type(each) and value == each for each in neutral):
+                raise _unsupported(f"{prefix}{name:.60}", value, known=name in self.neutral)
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for index, part in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(part, Part):
+                    part.check_extras(f"{prefix}{name}[{index}]." if isinstance(value, list) else f"{prefix}{name}.")
+
+
+class StreamOptions(Part):
     """include_usage: send the usage as a last chunk."""
 
+    without_effect = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Part):
     """What both kinds of requests have."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
+    without_effect, neutral = WITHOUT_EFFECT, NEUTRAL
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -87,16 +116,17 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[TokenId] | Annotated[list[str] | list[list[TokenId]], Field(min_length=1, max_length=1)]
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """A part of a message that has several."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
+class Message(Part):
     """One turn of a chat."""
 
+    neutral = {**dict.fromkeys(("tool_calls", "annotations"), ([],)), **dict.fromkeys(("name", "refusal", "audio"), ())}
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
@@ -123,8 +153,7 @@ def read_request(kind: type[Kind], body: bytes) -> Kind:
         param = str(first["loc"][0]) if first["loc"] else None
         got = "" if param is None or first["type"] == "missing" else f", got {first['input']!r:.60}"
         raise RequestError(400, f"{param or 'body'}: {first['msg']}{got}", first["type"], param) from error
-    for name, value in (request.model_extra or {}).items():
-        _check_extra(name, value)
+    request.check_extras()
     if len(request.stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP for stop in request.stops):
         expected = f"expected up to {MAX_STOPS} stop strings of 1 to {MAX_STOP} characters"
         raise RequestError(400, f"stop: {expected}, got {request.stop!r:.60}", "invalid_value", "stop")
@@ -134,13 +163,9 @@ def read_request(kind: type[Kind], body: bytes) -> Kind:
     return request
 
 
-def _check_extra(name: str, value: Any) -> None:
-    """RequestError for a field that cannot be honoured."""
-    neutral = NEUTRAL.get(name, ())
-    if name in WITHOUT_EFFECT or value is None or any(type(value) is type(n) and value == n for n in neutral):
-        return
-    if name in NEUTRAL:
+def _unsupported(name: str, value: Any, known: bool) -> RequestError:
+    if known:
         message = f"{name}: this server cannot honour it, got {value!r:.60}; leave it out"
     else:
-        message = f"{name!r:.60}: expected a known field; leave it out"
-    raise RequestError(400, message, "unsupported_parameter", name[:60])
+        message = f"{name!r}: expected a known field; leave it out"
+    return RequestError(400, message, "unsupported_parameter", name)

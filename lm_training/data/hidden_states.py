@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fst.files import PathLike, replacing
+from fst.files import PathLike
 from fst.printable import plain_words
 from fst.processors import ignore
 from latticebpd.checks import expect
@@ -31,6 +30,7 @@ from latticebpd.lattices.shards import ShardDirectory, shares, whole_number
 from latticebpd.lattices.texts import Texts, padded
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
+from latticebpd.models.transformers.checkpoints import save_tensors
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.models.weight_kinds import EXACT
 from latticebpd.verification.finished_texts import read_text
@@ -206,8 +206,7 @@ def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
     for name, tensor in halves.items():
         wanted = "hidden states within half precision (below 65,504)"
         expect(bool(tensor.isfinite().all()), wanted, f"larger ones ({name})", "leave that layer out")
-    with replacing(path) as temporary:
-        save_file(halves, temporary, metadata={"texts": texts.fingerprint()})
+    save_tensors(path, halves, {"texts": texts.fingerprint()})
 
 
 def read_states(

@@ -23,15 +23,16 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fst.files import replacing, replacing_files, require_writable, write_text
+from fst.files import replacing_files, require_writable, write_text
 from latticebpd import console
 from latticebpd.checks import expect
 from latticebpd.lattices.json_files import write_json
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.transformers.checkpoints import save_tensors
 from lm_training.training.sharding import full_copy, full_state, gathered_root, like, shard
 from lm_training.training.training_options import LoopOptions
 
@@ -261,8 +262,7 @@ class Trainer:
             return
         record = {"step": self.step, "options": self.options.record(), "made_of": self.run_identity}
         record["seconds"] = self.seconds
-        with replacing(self.directory / STATE_WEIGHTS) as temporary:
-            save_file(tensors, temporary, metadata={"training": json.dumps(record)})
+        save_tensors(self.directory / STATE_WEIGHTS, tensors, {"training": json.dumps(record)})
         write_json(self.directory / STATE_STEP, record, indent=2)  # for people; the checkpoint holds it, too
 
     def restore(self) -> None:

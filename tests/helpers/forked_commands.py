@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
@@ -29,11 +30,17 @@ class Ended:
     writes: int
 
 
-def run_forked(arguments: Sequence[object], killed_before: int | None = None, file_bytes: int | None = None) -> Ended:
+def run_forked(
+    arguments: Sequence[object],
+    killed_before: int | None = None,
+    file_bytes: int | None = None,
+    ordinary_user: bool = False,
+) -> Ended:
     """Run a command line.
 
     killed_before: number of the file operation, from 0, before which the process is killed.
     file_bytes: no file grows beyond this size.
+    ordinary_user: as one whom the permissions of files bind, root too.
     """
     counter = mmap.mmap(-1, 8)  # shared by both processes
     reader, writer = os.pipe()
@@ -44,6 +51,8 @@ def run_forked(arguments: Sequence[object], killed_before: int | None = None, fi
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         if file_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+        if ordinary_user:
+            drop_capabilities()
         sys.addaudithook(_counting(counter, killed_before))
         sys.argv = ["latticebpd", *map(str, arguments)]
         status = 1
@@ -62,6 +71,14 @@ def run_forked(arguments: Sequence[object], killed_before: int | None = None, fi
     _, waited = os.waitpid(child, 0)
     (writes,) = struct.unpack("q", counter)
     return Ended(os.waitstatus_to_exitcode(waited), errors, writes)
+
+
+def drop_capabilities() -> None:
+    """Leave this process none of Linux's capabilities, which lift permissions from root."""
+    if os.getuid():
+        return
+    version_3, this_process = 0x20080522, 0
+    assert ctypes.CDLL(None).capset(struct.pack("Ii", version_3, this_process), bytes(24)) == 0
 
 
 def _counting(counter: mmap.mmap, killed_before: int | None) -> Callable[[str, tuple[object, ...]], None]:

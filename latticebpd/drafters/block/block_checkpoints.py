@@ -29,15 +29,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3Config
 
-from fst.files import replacing, write_text
+from fst.files import write_text
 from latticebpd.checks import expect
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, is_vocabulary
 from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-from latticebpd.models.transformers.checkpoints import safetensors_in
+from latticebpd.models.transformers.checkpoints import safetensors_in, save_tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -111,8 +110,7 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
         tokens = drafter.draft_tokens.cpu()
         tensors["d2t"] = tokens - torch.arange(len(tokens))
         tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
-    with replacing(directory / WEIGHTS) as temporary:
-        save_file(tensors, temporary, {"format": "pt"})
+    save_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
     write_text(directory / CONFIG, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 

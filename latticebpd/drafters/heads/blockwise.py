@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from fst.printable import plain_words
 from latticebpd.checks import expect
@@ -45,7 +44,7 @@ from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads
 from latticebpd.lattices.json_files import write_json
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.load_target import Name
-from latticebpd.models.transformers.checkpoints import load_base, stored_fingerprint
+from latticebpd.models.transformers.checkpoints import load_base, save_tensors, stored_fingerprint
 from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 
 
@@ -207,8 +206,7 @@ class BlockwiseLM(nn.Module):
         tensors: dict[str, Tensor] = {}
         for name, tensor in heads.items():
             tensors |= _stored(name, tensor.detach(), dtype if tensor.is_floating_point() else None)
-        with replacing(directory / HEADS_WEIGHTS) as temporary:
-            save_file(tensors, temporary)
+        save_tensors(directory / HEADS_WEIGHTS, tensors)
         record = {
             "format_version": FORMAT_VERSION,
             "kind": self.heads.kind,

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
+from fst.files import errors_naming, replacing_files
 from fst.printable import plain_words
 from latticebpd.models.number_fields import CONFIG, GENERATION, Number, check_numbers
 
@@ -36,6 +38,7 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
     check_json(Path(model, "config.json"), CONFIG)
     check_json(Path(model, "generation_config.json"), GENERATION)
     try:
+        _check_permissions(Path(model))
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
         config = AutoConfig.from_pretrained(model, **shared)
         _check_layers(Path(model), config)
@@ -75,6 +78,13 @@ def check_layer_count(name: str, layers: Any, tensors: int) -> None:
         raise ValueError(f"expected {name} from 1 to {tensors}, the number of tensors, got {layers}")
 
 
+def _check_permissions(directory: Path) -> None:
+    """PermissionError for a file that this user may not read, which libraries would ignore or call missing."""
+    for file in sorted(directory.glob("*")):
+        if file.suffix in (".json", ".safetensors") and file.is_file():
+            open(file, "rb").close()
+
+
 def _check_layers(directory: Path, config: Any) -> None:
     tensors = 0
     for file in directory.glob("model*.safetensors"):
@@ -90,6 +100,16 @@ _CONVERSION = (
     "import torch, safetensors.torch as s; "
     "s.save_file({{k: v.clone() for k, v in torch.load({source!r}, 'cpu', weights_only=True).items()}}, {target!r})"
 )
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, atomically.
+
+    The library writes to a file of a random name first, which a process that is killed leaves: so it gets a temporary
+    folder, which the next process deletes.
+    """
+    with replacing_files(path.parent) as folder, errors_naming(path, folder):
+        save_file(tensors, folder / path.name, metadata)
 
 
 def safetensors_in(directory: Path, wanted: str) -> list[Path]:

@@ -95,6 +95,26 @@ def test_a_command_that_was_killed_ends_with_the_files_of_one_that_was_not(
         assert got[file] == content_, file
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_ordinary_user_is_told_of_a_folder_that_is_read_only(writing: Any, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    begin(name, out)
+    before = files(out)
+    for path in (out, *out.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    ended = writing(name, out, ordinary_user=True)
+    assert ended.status == 2, ended
+    *_, line = ended.errors.strip().splitlines()
+    assert line.startswith("latticebpd: error: ")
+    assert str(out) in line
+    assert "Permission denied" in line
+    assert "Traceback" not in ended.errors
+    assert files(out) == before
+    for path in (out, *out.rglob("*")):
+        path.chmod(0o755)
+    assert writing(name, out, ordinary_user=True).status == 0
+
+
 def check_full(ended: Ended, error: str, out: Path, expected: dict[str, Any], begun: dict[str, Any]) -> None:
     """One line, and no file but finished ones and those that the next run goes on with."""
     assert ended.status == 2, ended

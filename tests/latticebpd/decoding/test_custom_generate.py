@@ -89,6 +89,7 @@ def test_text_is_that_of_generate(family: str, prompts: dict[str, Any]) -> None:
     [
         {},
         {"max_length": 11},
+        {"max_length": 11.5},
         {"min_new_tokens": 9, "eos_token_id": [12, 6]},
         {"eos_token_id": [12, 6], "pad_token_id": 22},
         {"repetition_penalty": 1.7, "bad_words_ids": [[12], [17, 19]]},
@@ -454,6 +455,20 @@ def test_text_generation_pipeline_writes_the_same(bundle: BlockwiseLM) -> None:
     assert decoding.last is not None
     assert decoding.last.block_efficiency > 1.5
     assert len(decoding.last.prefilled) == 3
+
+
+def test_pipelines_end_texts_at_stop_strings(bundle: BlockwiseLM) -> None:
+    """As criteria: transformers 4.57 and later give a callable no tokenizer."""
+    tokenizer: Any = load_tokenizer(MODEL)
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token or "<|endoftext|>"
+    pipe: Any = pipeline("text-generation", model=bundle.base, tokenizer=tokenizer)
+    decoding = custom_generate(TreeDrafter(bundle, LM, num_nodes=16))
+    texts = ["The history of the city", "In the beginning", "def main("]
+    for stops, several in ((" the", {}), (["name", "e "], {"batch_size": 3}), ("no such text", {})):
+        arguments: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, **several}
+        criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, stops)])
+        expected = pipe(texts, **arguments, stop_sequence=stops)
+        assert pipe(texts, **arguments, stopping_criteria=criteria, custom_generate=decoding) == expected
 
 
 def test_translation_is_that_of_generate_for_models_whose_config_asks_for_much() -> None:

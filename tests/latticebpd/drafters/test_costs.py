@@ -4,12 +4,14 @@ a second."""
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,6 +219,32 @@ def test_costs_are_kept_for_a_day(tmp_path: Path) -> None:
     new = tmp_path / "new folder" / "costs.json"
     assert kept_costs(new, measure) == kept_costs(new, measure) == measured[3]
     assert kept_costs(file / "costs.json", measure) == measured[4]  # below a file nothing can be kept
+    os.utime(file, (0, time.time() + DAY + 60))  # the clock was set back since
+    assert kept_costs(file, measure) == kept_costs(file, measure) == measured[5]
+
+
+def test_processes_that_measure_and_read_one_file_have_whole_costs(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    context = multiprocessing.get_context("fork")
+    known = {number: replace(CURVE, accepted=float(number), about={"text": "a" * 20_000}) for number in range(4)}
+
+    def one(number: int, pipe: Any) -> None:
+        for _ in range(60):
+            known[number].save(file)
+            read = CostCurve.load(file)
+            if read not in known.values() or kept_costs(file, lambda: CURVE) not in known.values():
+                return
+        pipe.send(number)
+
+    ends = [context.Pipe() for _ in known]
+    processes = [context.Process(target=one, args=[number, theirs]) for number, (_, theirs) in enumerate(ends)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert [ours.recv() if ours.poll() else None for ours, _ in ends] == list(known)
+    assert [path.name for path in tmp_path.iterdir()] == ["costs.json"]
 
 
 def test_trees_are_cut_and_texts_stay() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from latticebpd.drafters.bundled import MODEL
 from latticebpd.models.transformers.checkpoints import load_base
+from tests.helpers.forked_commands import run_forked
 
 CONFIG = json.loads((MODEL / "config.json").read_text())
 SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "model_type")
@@ -73,3 +74,14 @@ def test_whoever_is_no_drafter_is_refused(model: Any) -> None:
             generate(model, [1, 2], drafter, max_new_tokens=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a model of transformers"):
         generate(None, [1], NoDrafter())  # type: ignore[arg-type]
+
+
+def test_files_that_this_user_may_not_read_are_no_missing_ones(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    for file in sorted((tmp_path / "model").iterdir()):
+        file.chmod(0)
+        ended = run_forked(["generate", "a", "--model", file.parent, "--max-new-tokens", 2], ordinary_user=True)
+        file.chmod(0o644)
+        assert ended.status == 2, file
+        assert f"Permission denied: '{file}'" in ended.errors
+        assert ended.errors.count("\n") == 1

@@ -71,6 +71,13 @@ def test_a_port_that_is_taken_is_one_line(run: Run) -> None:
     assert "error: expected to listen on 127.0.0.1, port" in err.splitlines()[-1]
 
 
+def test_a_key_that_no_client_can_send_is_one_line(run: Run) -> None:
+    status, out, err = run("serve", "--model", "no such model", "--api-key", "schlüssel")
+    assert (status, out) == (2, "")
+    assert "a key of visible ASCII characters" in err
+    assert "schlüssel" not in err
+
+
 def test_costs_of_a_file_are_not_measured_again(run: Run, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     CostCurve((1,), (1, 9), ((1.0, 2.0),)).save(costs)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.serving import schema
 from latticebpd.serving.api import Service
 from latticebpd.serving.limits import Limits
+from latticebpd.serving.scheduler import Job
 from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.served import HeldDrafter, Served, alone, serving, tiny
 
@@ -29,7 +31,7 @@ PROMPTS = ["".join(random.Random(i).choices("abcdefghijkl", k=1 + 3 * i)) for i 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serving(tiny()) as server:
-        server.service.scheduler.block = 8  # so that prompts are read in several blocks
+        server.service.scheduler.max_block = 8  # so that prompts are read in several blocks
         yield server
 
 
@@ -156,6 +158,12 @@ def test_limits_of_length_are_the_requests_the_servers_and_the_contexts(served: 
 
 GOOD = {"prompt": "abc"}
 CHAT = {"messages": [{"role": "user", "content": "ab"}]}
+PART = {"type": "text", "text": "ab"}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    """A chat whose message has these fields."""
+    return {"messages": [{"role": "user", "content": "ab", **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,15 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}]}
         ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None, "user's turn"),
         ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format", "honour"),
         ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "cannot honour"),
+        ("chat/completions", said(tool_calls=[{"id": "a"}]), 400, "messages[0].tool_calls", "cannot honour"),
+        ("chat/completions", said(name="eve"), 400, "messages[0].name", "cannot honour"),
+        ("chat/completions", said(metadata={}), 400, "messages[0].metadata", "known field"),
+        ("chat/completions", said(content=[{**PART, "x": 1}]), 400, "messages[0].content[0].x", "known field"),
+        ("chat/completions", said(content=[{**PART, "text": 1}]), 400, "messages", "string"),
+        ("completions", {**GOOD, "stream_options": {"foo": 1}}, 400, "stream_options.foo", "known field"),
+        ("completions", {**GOOD, "stream_options": {"include_usage": 1}}, 400, "stream_options", "boolean"),
+        ("completions", {"prompt": "é" * 961}, 400, None, "a prompt of up to 1920 bytes (120 tokens), got 1922"),
+        ("chat/completions", said(content="a" * 1921), 400, None, "a prompt of up to 1920 bytes (120 tokens)"),
         ("nothing", {}, 404, None, "Not Found"),
     ],
 )  # fmt: skip
@@ -210,6 +227,8 @@ def test_what_cannot_be_honoured_is_refused_in_openais_form(
 def test_neutral_values_and_fields_without_effect_change_nothing(served: Served) -> None:
     fields: Any = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "someone", "logit_bias": {}}
     fields |= {"response_format": {"type": "text"}, "metadata": {"a": "b"}, "tools": [], "seed": None}
+    fields |= said(name=None, tool_calls=[], refusal=None, content=[{**PART, "cache_control": None}])
+    fields |= {"stream_options": {"include_usage": False, "include_obfuscation": False}}
     one, other = (
         httpx.post(f"{served.url}/v1/chat/completions", json={**CHAT, "max_tokens": 8, **extra}).json()
         for extra in ({}, fields)
@@ -434,22 +453,112 @@ def test_a_shutdown_gives_no_request_more_time() -> None:
         assert answer.result().status_code == 200
 
 
+def unstarted(block: int = 8, **limits: int) -> Service:
+    service = Service(tiny(), HeldDrafter(), "tiny", Limits(context=120, **limits))
+    service.scheduler.max_block = block
+    return service
+
+
+def queued(service: Service, *lengths: int) -> list[Job]:
+    """Requests with prompts of so many tokens, one after another, in the queue of a scheduler that does not run."""
+    request, begin = schema.CompletionRequest(prompt=[]), len(service.scheduler._waiting)
+    jobs = [
+        service._job(request, [1] * length, 4, None, lambda progress: None, float(begin + number))
+        for number, length in enumerate(lengths)
+    ]
+    service.scheduler._waiting.extend(jobs)
+    return jobs
+
+
 def test_prompts_that_are_read_between_two_passes_have_a_blocks_tokens_together() -> None:
     """Each one's last token too, which the pass itself reads."""
-    service = Service(tiny(), HeldDrafter(), "tiny", Limits(context=120))
+    service = unstarted()
     scheduler = service.scheduler
-    scheduler.block = 8
-    jobs = [
-        service._job(schema.CompletionRequest(prompt=[]), [1] * length, 4, None, lambda progress: None)
-        for length in (5, 20, 20)
-    ]
-    scheduler._waiting.extend(jobs)
+    jobs = queued(service, 5, 20, 20)
     unread = []
     for _ in range(2):
         scheduler._read_prompts()
         unread.append([len(job.batch.unread.tokens[0]) for job in jobs])
     assert unread == [[1, 17, 20], [1, 9, 20]]
     assert scheduler._live == jobs[:1]
+
+
+def test_short_prompts_are_read_before_the_rest_of_a_long_one() -> None:
+    service = unstarted(rows=17)
+    scheduler = service.scheduler
+    (long,) = queued(service, 110)
+    scheduler._read_prompts()
+    short = queued(service, *[4] * 16)
+    for _ in range(4 * 16 // 8 + 2):  # every fourth block is the long one's
+        assert len(scheduler._live) < 16
+        scheduler._read_prompts()
+    assert scheduler._live == short
+    assert long.unread_tokens == 110 - 8 * (1 + 2)
+
+
+def test_a_long_prompt_is_read_while_short_ones_keep_coming() -> None:
+    service = unstarted(rows=100)
+    (long,) = queued(service, 110)
+    read = []
+    for _ in range(40):
+        queued(service, 8)
+        before = long.unread_tokens
+        service.scheduler._read_prompts()
+        read.append(before - long.unread_tokens)
+    assert read == [0, 0, 0, 8] * 10
+
+
+def test_prompts_that_are_not_next_hold_no_row() -> None:
+    service = unstarted(rows=4)
+    queued(service, 100, 110, 90, 105)
+    for _ in range(8):
+        service.scheduler._read_prompts()
+    (short,) = queued(service, 3)
+    service.scheduler._read_prompts()
+    assert service.scheduler._live == [short]
+    assert len(service.scheduler._reading) == 2  # the shortest and the first
+
+
+def test_a_block_has_as_many_tokens_as_fit_into_its_time() -> None:
+    scheduler = unstarted(block=128).scheduler
+    for tokens, seconds, expected in ((8, 0.02, 80), (80, 0.4, 40), (40, 8.0, 8), (8, 1e-9, 128)):
+        scheduler.adapt_block(tokens, seconds)
+        assert scheduler.block == expected
+
+
+def test_requests_that_are_prepared_count_and_hold_up_no_others() -> None:
+    """A prompt that takes long to tokenize."""
+    held = threading.Event()
+    with serving(tiny(), limits=Limits(context=120, rows=2, queue=0)) as server, ThreadPoolExecutor(1) as pool:
+        document = server.service.loaded.prompts.document
+
+        def slow(text: str) -> list[int]:
+            assert text != "hgf" or held.wait(30)
+            return document(text)
+
+        vars(server.service.loaded.prompts)["document"] = slow
+        url, body = f"{server.url}/v1/completions", {"max_tokens": 4}
+        one = pool.submit(httpx.post, url, json={**body, "prompt": "hgf"}, timeout=60)
+        while not server.service.scheduler._preparing:
+            time.sleep(0.01)
+        assert httpx.post(url, json={**body, "prompt": "abc"}).status_code == 200
+        server.service.limits = server.service.scheduler.limits = Limits(context=120, rows=1, queue=0)
+        assert httpx.post(url, json={**body, "prompt": "abc"}).status_code == 429
+        held.set()
+        assert one.result().status_code == 200
+        assert httpx.post(url, json={**body, "prompt": "abc"}).status_code == 200
+
+
+def test_a_requests_time_begins_with_its_arrival() -> None:
+    (job,) = queued(unstarted(), 3)
+    assert (job.arrived, job.deadline) == (0.0, 300.0)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a b", "a\n", "\udcff"])
+def test_a_key_that_no_client_can_send_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="a key of visible ASCII characters") as error:
+        Service(tiny(), HeldDrafter(), "tiny", api_key=key)
+    assert key not in str(error.value)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_for_ever() -> None:
