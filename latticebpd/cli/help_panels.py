@@ -88,8 +88,8 @@ def _parts(command: Any, context: Any, width: int) -> Iterator[Padding | Panel]:
         if row := _parameter(each, context):
             usual = "Arguments" if each.param_type_name == "argument" else "Options"
             panels.setdefault(getattr(each, "rich_help_panel", None) or usual, []).append(row)
-    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
-        each = command.get_command(context, name)
+    for name in getattr(command, "commands", ()):
+        each = command.commands[name]
         about = Text(" ".join(each.help.split("\n\n")[0].split()))
         panels.setdefault(each.rich_help_panel or "Commands", []).append((Text(name, "bold cyan"), about))
     for title, rows in panels.items():

@@ -6,6 +6,7 @@ A page is one file that loads nothing: it contains its style, pictures and scrip
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +30,13 @@ def environment() -> Environment:
     loader = PackageLoader("latticebpd.report", "pages")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.globals["colours"] = Markup(css_colours())
+    env.filters["whole"] = _whole
     return env
+
+
+def _whole(text: str) -> Markup:
+    """The text, whose words with hyphens stay on one line."""
+    return Markup(re.sub(r"\S+-\S+", r'<span class="whole">\g<0></span>', str(Markup.escape(text))))
 
 
 def render_page(template: str, title: str, subtitle: str = "", **values: Any) -> str:

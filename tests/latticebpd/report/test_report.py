@@ -27,6 +27,7 @@ from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.report import DataSet, Measurements, Options, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measurements import NODES, PATHS
+from latticebpd.report.page import environment
 from latticebpd.report.theme import COLOURS, css_colours
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import Tuned, as_scorer
@@ -347,3 +348,8 @@ def test_a_full_disk_leaves_the_report_that_was_there(
     )
     assert old == first
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_words_with_hyphens_stay_whole() -> None:
+    shown = environment().from_string("{{ text|whole }}").render(text="16-best, <b> 4-gram")
+    assert shown == '<span class="whole">16-best,</span> &lt;b&gt; <span class="whole">4-gram</span>'
