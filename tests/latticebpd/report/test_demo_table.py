@@ -301,6 +301,7 @@ def test_in_a_terminal_greedy_decoding_is_shown_next_to_the_drafted_text(
     assert re.fullmatch(r"drafts, several tokens a call +no drafts, one token a call *", about)
     text = plain[plain.rindex(heading) + len(heading) : plain.rindex("Each ┃")]
     assert text.count("┃") == 16 + 1 + result.num_calls
+    assert max(map(len, lines)) <= 100  # nothing is left to the terminal, which breaks lines inside words
 
 
 def test_the_decode_that_has_run_for_the_shortest_time_goes_on() -> None:
