@@ -25,7 +25,7 @@ def demo(
     prompts: int | None = typer.Option(None, min=1, help="Prompts; by default 8 of 12, with --model 4 of 6 questions."),
     max_new_tokens: int | None = typer.Option(None, min=2, help="Tokens per prompt; by default 64."),
     k: int | None = typer.Option(
-        None, "-k", "--k", min=1, help="Arcs per slot, but of the default system; 16 by default, with --model 32."
+        None, "-k", "--k", min=1, help="Arcs per slot of all systems but the default; 16, or with --model 32."
     ),
     p: int | None = typer.Option(None, "-p", "--p", min=1, help="Drafts of p-best systems; 16, none with --model."),
     nodes: int | None = typer.Option(None, min=1, help="Nodes of the draft tree; 64 by default, with --model 16."),

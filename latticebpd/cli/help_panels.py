@@ -25,7 +25,7 @@ LONG = 8
 """More options than these stand in two panels."""
 REST = "More options"
 FIRST = {
-    "demo": "model prompts max_new_tokens threads json",
+    "demo": "model every prompts max_new_tokens threads json",
     "generate": "model system max_new_tokens show_blocks trace",
     "chat": "model system system_prompt max_new_tokens show_blocks",
     "lattices": "output prompts model k max_new_tokens",

@@ -30,6 +30,8 @@ class PausedDecode:
         below the name.
     """
 
+    accepts_numpy = True
+
     def __init__(
         self,
         name: str,
@@ -76,7 +78,7 @@ class PausedDecode:
         """A streamer's: the prompt, then block by block."""
         self.seconds += time.perf_counter() - self._begun
         self._writer.put(tokens)
-        self.tokens += tokens.numel() if self._prompt_seen else 0
+        self.tokens += tokens.size if self._prompt_seen else 0
         self._prompt_seen = True
         self._pause.release()
         self._continue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -282,14 +283,17 @@ print({{"torch", "transformers"}} & set(sys.modules))
 """
 
 
-def test_the_demo_of_a_file_imports_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_demo_of_a_file_imports_neither(tmp_path: Path, terminal: bool) -> None:
     file = tmp_path / "tiny.gguf"
     written(file, tiny("llama", vocab_size=261), FLOATS, {"context_length": 1024}, LETTERS)
     done = subprocess.run(
-        [sys.executable, "-c", DEMO.format(file=str(file))], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", DEMO.format(file=str(file))], capture_output=True, text=True, check=False,
+        env={**os.environ} | ({"FORCE_COLOR": "1"} if terminal else {}),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
+    assert ("no drafts, one token a call" in done.stdout) == terminal
 
 
 def test_options_of_transformers_have_the_same_effect(llama: Path) -> None:
