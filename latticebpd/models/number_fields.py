@@ -37,13 +37,15 @@ class Number:
 
     def __str__(self) -> str:
         several = ", or a list of them" if self.listed else ""
-        return f"{'a whole number' if self.whole else 'a number'} from {self.least} to {self.most}{several}"
+        most = SPELLED.get(self.most, self.most)
+        return f"{'a whole number' if self.whole else 'a number'} from {self.least} to {most}{several}"
 
 
-MOST = 1 << 30
+MOST, LONGEST, LARGEST = 2**30, 2**63 - 1, 10**15
+SPELLED: dict[float, str] = {MOST: "2^30", LONGEST: "2^63 - 1", LARGEST: "10^15", LARGEST_TOKEN: "2^31 - 2"}
 SIZE, SIZES = Number(1, MOST), Number(0, MOST, listed=1)
 COUNT, SHARE = Number(0, MOST), Number(0, 1, whole=False)
-FACTOR = Number(0, 10**15, whole=False)
+FACTOR = Number(0, LARGEST, whole=False)
 TOKEN, UNSET_TOKENS = Number(0, LARGEST_TOKEN), Number(-1, LARGEST_TOKEN, listed=1)
 """Some configurations have -1 in place of none."""
 
@@ -76,8 +78,8 @@ GENERATION: dict[str, Number] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), UNSET_TOKENS),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), UNSET_TOKENS),
     "bad_words_ids": replace(UNSET_TOKENS, listed=2),
-    "max_new_tokens": Number(1, 2**63 - 1),
-    **dict.fromkeys(("max_length", "min_length", "min_new_tokens"), Number(0, 2**63 - 1)),
+    "max_new_tokens": Number(1, LONGEST),
+    **dict.fromkeys(("max_length", "min_length", "min_new_tokens"), Number(0, LONGEST)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), COUNT),
     **dict.fromkeys(("max_time", "temperature", "repetition_penalty", "encoder_repetition_penalty"), FACTOR),
     "top_k": Number(-1, MOST),  # without effect below 1

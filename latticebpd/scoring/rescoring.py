@@ -178,7 +178,8 @@ def rescore(
         >>> rescore(lattice, None, p=2).tokens.tolist()
         [[3, 4], [3, 8]]
     """
-    scorer = as_scorer(lm, alpha, f"{expect_count('p', p)}-best")
+    p = expect_count("p", p)
+    scorer = as_scorer(lm, alpha, f"{p}-best")
     token_sequence("a context", context)
     if isinstance(lattice, SausageLattice):
         _warn_of(lattice, scorer)
@@ -197,7 +198,8 @@ def draft_tree(
     """
     if not isinstance(lattice, SausageLattice):
         raise ValueError(f"expected a SausageLattice, got {type(lattice).__name__}; draft from {NETWORK}")
-    scorer = as_scorer(lm, alpha, f"{expect_count('num_nodes', num_nodes)}-tree")
+    num_nodes = expect_count("num_nodes", num_nodes)
+    scorer = as_scorer(lm, alpha, f"{num_nodes}-tree")
     token_sequence("a context", context)
     _warn_of(lattice, scorer)
     return scorer.trees([lattice], [context], num_nodes)[0]

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from fst.files import (
     LARGEST_RATIO,
     LARGEST_SMALL_FILE,
+    FileStamp,
     locked,
     refuse_bomb,
     replacing,
@@ -112,6 +113,28 @@ def test_pipes_devices_and_folders_are_never_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
     for end in ends:
         os.close(end)
+
+
+def test_a_stamp_tells_files_of_one_name_apart(tmp_path: Path) -> None:
+    """By inode, time or size alone; a file that was deleted is no other one."""
+    path, other = tmp_path / "a", tmp_path / "b"
+    for file in (path, other):
+        file.write_bytes(b"12")
+        os.utime(file, ns=(5, 5))
+    stamp = FileStamp.of(path)
+    stamp.check()
+    path.rename(tmp_path / "first")
+    stamp.check()
+    other.rename(path)
+    with pytest.raises(ValueError, match="a: expected the file that was loaded, got one that was changed since; load"):
+        stamp.check()
+    (tmp_path / "first").rename(path)
+    stamp.check()
+    for content, time in ((b"12", 6), (b"123", 5)):
+        path.write_bytes(content)
+        os.utime(path, ns=(5, time))
+        with pytest.raises(ValueError, match="one that was changed since"):
+            stamp.check()
 
 
 def write(folder: Path, ready: object, leave: object) -> None:

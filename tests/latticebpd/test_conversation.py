@@ -122,3 +122,13 @@ def test_an_error_leaves_the_conversation_as_it_was(path: Path) -> None:
     with pytest.raises(ValueError, match="expected prompts of fewer than"):
         conversation.answer("the city " * 5000, max_new_tokens=4)
     assert conversation.turns == turns
+
+
+def test_text_that_is_not_utf8_is_refused_and_changes_nothing(path: Path) -> None:
+    conversation = Chat(load(path))
+    conversation.answer(TURNS[0], max_new_tokens=3)
+    before = conversation.messages
+    for call in (lambda: conversation.answer("caf\udce9"), lambda: conversation.begin("caf\udce9")):
+        with pytest.raises(ValueError, match=r"^expected a prompt as text in UTF-8, got '.*caf\\udce9"):
+            call()
+        assert conversation.messages == before
