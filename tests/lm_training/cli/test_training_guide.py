@@ -13,6 +13,7 @@ import pytest
 import fst
 import latticebpd
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.drafters.heads.head_files import read_settings
 from latticebpd.lattices.texts import Texts
 from tests.helpers.commands import Run
 from tests.helpers.own_models import own_gguf, own_llama
@@ -96,6 +97,7 @@ def test_the_recipe_makes_a_model_with_heads_ngram_model_and_calibration(
     assert loaded.source is not None
     assert loaded.source.has_transitions
     assert loaded.tokenizer.eos_token == "</s>"
+    assert read_settings(Path("with-heads")).kind == "conditioned"
     assert fst.NgramModel.load("with-heads/lm.fst").fingerprint == vocabulary_fingerprint(loaded.tokenizer.get_vocab())
 
 
