@@ -59,14 +59,14 @@ def encode(
     wanted, documents = "sequences (.npz) or a directory for prompts and answers", not chat and asked is None
     expect(documents or output.suffix != ".npy", wanted, "a corpus", "they would run together", of=output)
     bpe, own_end = named_tokenizer(tokenizer)
+    home = Path(tokenizer).parent if Path(tokenizer).suffix == ".json" else tokenizer
     conversation = None
     if chat:
         from latticebpd.models import load_target
         from latticebpd.models.chat import ChatTemplate
         from lm_training.data.templates import Conversation
 
-        model = Path(tokenizer).parent if Path(tokenizer).is_file() and Path(tokenizer).suffix == ".json" else tokenizer
-        template = ChatTemplate(load_target.load_tokenizer(model), None, system_prompt)
+        template = ChatTemplate(load_target.load_tokenizer(home), None, system_prompt)
         conversation = Conversation(template, asked, prompts_only)
     if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
         end_id = conversation.chat.turn_ends[0]
@@ -83,10 +83,11 @@ def encode(
     if done.too_long:
         err.print(f"{done.too_long} sequences of more than {max_tokens} tokens left out")
     err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")
+    model = "MODEL" if home != tokenizer and not (Path(home) / "config.json").exists() else home
     if prompts_only or documents:
-        next_command("distill {} --model MODEL -o written", output)
+        next_command("distill {} --model {} -o written", output, model)
     else:
-        next_command("train heads {} --validation HELD-OUT --model MODEL -o heads", output)
+        next_command("train heads {} --validation HELD-OUT --model {} -o heads", output, model)
 
 
 def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool) -> Template | None:

@@ -64,18 +64,18 @@ class DistillOptions:
             expect(getattr(self, each.name) >= 1, f"{each.name} >= 1", getattr(self, each.name))
 
 
-def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
+def corpus_prompts(corpus: np.ndarray, count: int | None, length: int, end_ids: list[int], seed: int = 0) -> Texts:
     """Windows of a corpus as prompts: without overlap, in random order, and without ends of text.
 
-    corpus: ``[n]`` token ids, documents ending with one of ``end_ids``. length: tokens of a prompt. Raises ValueError
-    for a corpus that is too short.
+    corpus: ``[n]`` token ids, documents ending with one of ``end_ids``. count: None for as many as there are. length:
+    tokens of a prompt. Raises ValueError for a corpus that is too short.
     """
     order = np.random.default_rng(seed).permutation(len(corpus) // length) * length
     windows = (corpus[start : start + length] for start in order.tolist())
     rows = list(islice((window for window in windows if not np.isin(window, end_ids).any()), count))
     wanted, got = f"a corpus with {count} prompts of {length} tokens", f"{len(rows)} from {len(corpus)} tokens"
-    expect(len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
-    return Texts.of_rows(rows, [length] * count, corpus.dtype)
+    expect(count is None or len(rows) == count, wanted, got, "give more text, or ask for fewer or shorter prompts")
+    return Texts.of_rows(rows, [length] * len(rows), corpus.dtype)
 
 
 @dataclass(frozen=True, eq=False)

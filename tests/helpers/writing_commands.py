@@ -39,6 +39,7 @@ COMMANDS = {
         "train heads written --validation written --model model -o {out}/run --num-heads 3 --batch-size 2"
         f" --serving-prompts 1 {TRAINING}"
     ),
+    "train all": "train all text.txt --model model -o {out}/run --max-new-tokens 8 --steps 3 --device cpu",
     "train rescorer": (
         "train rescorer written --validation written --tokenizer model/tokenizer.json -o {out}/run --preset tiny"
         f" --batch-size 2 {TRAINING}"

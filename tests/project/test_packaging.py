@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import tomllib
 import zlib
 from pathlib import Path
 
@@ -60,6 +61,16 @@ def test_workflows_run_steps_that_exist() -> None:
     workflows = (path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml"))
     run = [words.split() for text in workflows for words in re.findall(r"bash \.ci/run(.*)", text)]
     assert {"lint", "tests", "long"} <= {step for words in run for step in words} <= set(steps)
+
+
+def test_wheels_are_built_for_every_python_that_the_package_names_and_kept_for_a_tag() -> None:
+    wheels = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    named = re.findall(r"Python :: 3\.(\d+)", SETUP["metadata"]["classifiers"])
+    assert wheels["build"] == [f"cp3{minor}-*" for minor in named]
+    assert wheels["linux"]["archs"] == ["x86_64", "aarch64"]
+    workflow = (ROOT / ".github/workflows/wheels.yml").read_text(encoding="utf-8")
+    assert {"cibuildwheel --output-dir dist", "python -m build --sdist"} <= set(re.findall(r"- run: (.*)", workflow))
+    assert "gh release create" in workflow.split("refs/tags/v")[1]
 
 
 def test_what_only_x86_understands_is_guarded() -> None:

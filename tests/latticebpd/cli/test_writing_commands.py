@@ -123,7 +123,9 @@ def check_full(ended: Ended, error: str, out: Path, expected: dict[str, Any], be
     assert error in line
     assert "Traceback" not in ended.errors
     for file, got in files(out).items():
-        resumed = file.startswith(("run/training-", "lm.fst.work/", "chats/encoded.json"))
+        resumed = file.startswith(
+            ("run/training-", "run/lm.fst.work/", "run.work/", "lm.fst.work/", "chats/encoded.json")
+        )
         assert resumed or got in (expected.get(file), begun.get(file)), file
 
 

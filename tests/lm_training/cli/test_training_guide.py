@@ -13,6 +13,8 @@ import pytest
 import fst
 import latticebpd
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.drafters.heads.head_files import read_settings
+from latticebpd.lattices.texts import Texts
 from tests.helpers.commands import Run
 from tests.helpers.own_models import own_gguf, own_llama
 from tests.helpers.sentences import sentence_files
@@ -30,6 +32,7 @@ SIZES = {
     "generate": "--max-new-tokens 9",
 }
 """Further options, by command: sizes for a test."""
+SPLIT = ("out.work/prompts.npz", "out.work/prompts-held-out.npz")
 
 
 def commands(block: str) -> Iterator[list[str]]:
@@ -94,7 +97,57 @@ def test_the_recipe_makes_a_model_with_heads_ngram_model_and_calibration(
     assert loaded.source is not None
     assert loaded.source.has_transitions
     assert loaded.tokenizer.eos_token == "</s>"
+    assert read_settings(Path("with-heads")).kind == "conditioned"
     assert fst.NgramModel.load("with-heads/lm.fst").fingerprint == vocabulary_fingerprint(loaded.tokenizer.get_vocab())
+
+
+@pytest.mark.parametrize("model", ["model", pytest.param("model.gguf", marks=pytest.mark.long)])
+def test_one_command_runs_the_recipe_and_resumes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bring_files(tmp_path)
+    command = ["train", "all", "text.txt", "--model", model, "-o", "out", "--max-new-tokens", 12, "--steps", 3]
+    stopped = ["lattices", "--prompts", "out.work/written-held-out"]
+    with monkeypatch.context() as patch:  # a run that ends at its sixth step
+        patch.setattr("latticebpd.measuring.collect.collect_shards", None)
+        status, _, err = run(*command)
+        assert status == 1
+        assert shlex.join(stopped) in err.splitlines()[-2]
+    trained = (tmp_path / "out/heads.safetensors").read_bytes()
+    status, _, err = run(*command)
+    assert status == 0, err
+    assert err.splitlines()[-1] == "next: latticebpd generate TEXT --model out"
+    assert (tmp_path / "out/heads.safetensors").read_bytes() == trained
+    loaded = latticebpd.load("out")
+    assert loaded.default_system() == "16-calibrated"
+    assert loaded.source is not None
+    assert loaded.source.has_transitions
+    sets = [Texts.load(tmp_path / f"out.work/prompts{name}.npz") for name in ("", "-held-out")]
+    assert [len(each) >= 2 for each in sets] == [True, True]
+    greedy = loaded.generate("the city", max_new_tokens=9, drafter=loaded.drafter("vanilla")).tokens
+    assert (loaded.generate("the city", max_new_tokens=9).tokens == greedy).all()
+
+
+def test_prompts_of_records_are_taken_as_they_are(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bring_files(tmp_path)
+    questions = [{"messages": [{"role": "user", "content": f"Which city is number {n}?"}]} for n in range(7)]
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in questions))
+    status, _, err = run(*next(commands(blocks()[1])))
+    assert status == 0, err
+    command = ("train", "all", "prompts.npz", "--model", "model", "--max-new-tokens", 9, "--steps", 2, "-o")
+    status, _, err = run(*command, "out", "--prompts", 6)
+    assert status == 0, err
+    prompts, asked, held_out = (Texts.load(name) for name in ("prompts.npz", *SPLIT))
+    rows = {tuple(row) for each in (asked, held_out) for row, _ in each.items()}
+    assert (len(asked), len(held_out), len(rows)) == (4, 2, 6)
+    assert rows < {tuple(row) for row, _ in prompts.items()}
+    Texts.of_rows([[5, 6]] * 3, [2] * 3).save("few.npz")
+    status, out, err = run("train", "all", "few.npz", "--model", "model", "-o", "few")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "few.npz: expected at least 4 prompts" in err
+    assert not (tmp_path / "few").exists()
 
 
 @pytest.mark.long
