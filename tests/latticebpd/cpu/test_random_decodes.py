@@ -1,5 +1,7 @@
-"""Random decodes on the engine: prompts, batches, drafters, rules, threads, instruction sets and weights, drawn the same
-every time; each text is that of a decode without drafts by itself."""
+"""Random decodes on the engine: prompts, batches, drafters, rules, threads, instruction sets and weights.
+
+They are the same every time, and each text is that of a decode without drafts by itself.
+"""
 
 from __future__ import annotations
 
