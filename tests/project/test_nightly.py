@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+DRAWN = " ".join(f"tests/fst/test_{name}.py" for name in ("word_lattices", "search", "posteriors", "calibrated"))
+SEEDS = f"for seed in {{1..25}}; do '{sys.executable}' -m pytest -q -x {DRAWN} --hypothesis-seed $seed || exit 1; done"
 RUNS = {
     "fuzzers of the readers": [sys.executable, "-m", "tests.fuzz", "--rounds", "100000"],
+    "searches against all paths, drawn anew": ["bash", "-c", SEEDS],
     "sanitizers": ["bash", "tests/sanitize.sh"],
     "killed commands, small disks, all families": [sys.executable, "-m", "pytest", "-q", "-m", "slow"],
     "mutations": [sys.executable, "-m", "tests.mutate"],

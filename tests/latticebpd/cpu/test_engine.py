@@ -342,6 +342,34 @@ def test_threads_share_an_engine() -> None:
     assert all(np.array_equal(text, single) for text in texts)
 
 
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_children_forked_after_loading_decode_side_by_side(weights: str) -> None:
+    """Before and after the parent's own first decode."""
+    loaded, context = load(weights=weights), multiprocessing.get_context("fork")
+
+    def text() -> str:
+        out = loaded.generate("The history of the city", max_new_tokens=16)
+        return loaded.decode(out.tokens[0])
+
+    def child(pipe: Any) -> None:
+        torch.set_num_threads(1)
+        pipe.send(text())
+
+    ends = [context.Pipe() for _ in range(4)]
+    processes = [context.Process(target=child, args=[theirs]) for _, theirs in ends]
+    try:
+        for process in processes[:2]:
+            process.start()
+        expected = text()
+        for process in processes[2:]:
+            process.start()
+        assert [ours.recv() if ours.poll(60) else None for ours, _ in ends] == [expected] * 4
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 def test_a_forked_child_computes_and_decodes() -> None:
     loaded, prompt = load(weights="float32"), prompt_of(30)
     engine: Any = loaded.target

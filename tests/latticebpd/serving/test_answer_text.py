@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latticebpd.drafters import bundled
@@ -46,6 +46,7 @@ def test_pieces_are_the_decoded_text(tokens: list[int], sizes: list[int]) -> Non
     st.lists(st.integers(1, 4), max_size=14),
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
+@example([0, 1, 2], [1], ["bc", "abc"])  # two are complete at once
 def test_the_text_ends_before_the_first_stop_string(tokens: list[int], sizes: list[int], stops: list[str]) -> None:
     text = "".join("abc"[token] for token in tokens)
     answer = AnswerText(letters(), stops)
@@ -69,3 +70,10 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     answer.add([0, 1])
     assert answer.take() == ""
     assert answer.take_rest() == "ab"
+
+
+def test_a_text_that_has_stopped_holds_nothing_back() -> None:
+    answer = AnswerText(letters(), ["abc"])
+    answer.add([3, 0, 0, 1, 2])
+    assert answer.stopped
+    assert answer.take() == "da"

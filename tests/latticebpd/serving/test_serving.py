@@ -122,6 +122,16 @@ def test_a_text_ends_before_its_first_stop_string(served: Served, stream: bool) 
     assert (text, reason) == (full[: full.index(stop)], "stop")
 
 
+def test_stop_strings_of_the_generation_config_hold_unless_a_request_has_its_own() -> None:
+    loaded = tiny(on_engine())
+    full = alone(loaded, "abc", 40)
+    loaded.target.generation["stop_strings"] = [full[10:13]]
+    with serving(loaded, NoDrafter()) as server:
+        for stop, end in ((None, full.index(full[10:13])), (full[20:23], full.index(full[20:23]))):
+            answer = server.client.completions.create(model="tiny", prompt="abc", max_tokens=40, stop=stop)
+            assert answer.choices[0].text == full[:end]
+
+
 def test_a_text_that_ends_by_itself_stops_and_counts_no_draft_past_its_end() -> None:
     loaded = tiny(on_engine())
     ids = loaded.encode("abc")
@@ -208,6 +218,7 @@ def said(**fields: Any) -> dict[str, Any]:
         ("completions", {**GOOD, "stream_options": {"foo": 1}}, 400, "stream_options.foo", "known field"),
         ("completions", {**GOOD, "stream_options": {"include_usage": 1}}, 400, "stream_options", "boolean"),
         ("completions", {"prompt": "é" * 961}, 400, None, "a prompt of up to 1920 bytes (120 tokens), got 1922"),
+        ("completions", {"prompt": "a" * 1920}, 400, None, "a prompt of fewer than 120 tokens, got 1920"),
         ("chat/completions", said(content="a" * 1921), 400, None, "a prompt of up to 1920 bytes (120 tokens)"),
         ("nothing", {}, 404, None, "Not Found"),
     ],
@@ -234,6 +245,12 @@ def test_neutral_values_and_fields_without_effect_change_nothing(served: Served)
         for extra in ({}, fields)
     )
     assert one["choices"] == other["choices"]
+
+
+def test_developers_speak_as_the_system() -> None:
+    roles = ("system", "developer", "user", "assistant")
+    turns = [schema.Message(role=role, content="a").turn["role"] for role in roles]
+    assert turns == ["system", "system", "user", "assistant"]
 
 
 def test_models_are_listed(served: Served) -> None:
@@ -517,6 +534,16 @@ def test_prompts_that_are_not_next_hold_no_row() -> None:
     service.scheduler._read_prompts()
     assert service.scheduler._live == [short]
     assert len(service.scheduler._reading) == 2  # the shortest and the first
+
+
+def test_a_prompt_that_is_partly_read_holds_a_row() -> None:
+    service = unstarted(rows=2)
+    queued(service, 110, 90)
+    for _ in range(4):  # the fourth block is the first one's
+        service.scheduler._read_prompts()
+    (short,) = queued(service, 3)
+    service.scheduler._read_prompts()
+    assert service.scheduler._waiting == [short]
 
 
 def test_a_block_has_as_many_tokens_as_fit_into_its_time() -> None:
