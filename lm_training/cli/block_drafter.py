@@ -41,9 +41,7 @@ def block_drafter(
     candidates: int | None = typer.Option(None, min=1, help="Arcs per slot that are scored; 16, or 8 to rerank."),
     head_on: Path | None = typer.Option(None, "--head-on", "--bigram-on", help="Add a head to this trained drafter."),
     whole: bool = typer.Option(False, "--whole/--head-only", help="With --head-on: train all of the drafter further."),
-    mask_token: int | None = typer.Option(
-        None, min=0, help="Id of the mask; by default the tokenizer's, else padding, else unknown."
-    ),
+    mask_token: int | None = typer.Option(None, min=0, help="The mask's id; else the tokenizer's mask or padding."),
     base_dtype: str = BASE_DTYPE,
     *,
     options: BlockDrafterTraining,
