@@ -47,9 +47,8 @@ def main() -> None:
     for chats, words in ((1, 0), (args.chats, 0), (1, args.words), (args.chats, args.words)):
         seconds = asyncio.run(waited(args.url, chats, words, args.delay))
         short, long = seconds[:chats], seconds[chats:]
-        rows.append([
-            str(words), str(chats), f"{median(short):.2f}", f"{max(short):.2f}", *(f"{each:.1f}" for each in long)
-        ])  # fmt: skip
+        last = f"{long[0]:.1f}" if long else "–"
+        rows.append([str(words), str(chats), f"{median(short):.2f}", f"{max(short):.2f}", last])
     table("", ("words of the prompt", "chats", "median s", "slowest s", "the prompt's s"), rows)
     print()
     signature(chats=args.chats, words=args.words, delay=args.delay)
