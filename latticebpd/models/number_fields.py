@@ -79,7 +79,8 @@ GENERATION: dict[str, Number] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), UNSET_TOKENS),
     "bad_words_ids": replace(UNSET_TOKENS, listed=2),
     "max_new_tokens": Number(1, LONGEST),
-    **dict.fromkeys(("max_length", "min_length", "min_new_tokens"), Number(0, LONGEST)),
+    # transformers takes 2.5 tokens for 3.
+    **dict.fromkeys(("max_length", "min_length", "min_new_tokens"), Number(0, LONGEST, whole=False)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), COUNT),
     **dict.fromkeys(("max_time", "temperature", "repetition_penalty", "encoder_repetition_penalty"), FACTOR),
     "top_k": Number(-1, MOST),  # without effect below 1

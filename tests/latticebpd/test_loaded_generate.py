@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import DraftTree, Exact, Loaded, NoDrafter, PromptNgramDrafter, Sampling, generate, load
+from latticebpd import DraftTree, Exact, Loaded, NoDrafter, Sampling, generate, load
 from latticebpd.drafters.bundled import MODEL
+from latticebpd.drafters.empty_lattices import EmptyLattices
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.models.load_target import load_stock
 from tests.helpers.tokenizers import TEMPLATE, letters, saved_with_letters
 
@@ -80,14 +82,16 @@ def test_translator_drafts_from_its_first_tokens(tmp_path: Path) -> None:
 def test_a_model_of_ones_own_without_heads_drafts_copies(own: Path) -> None:
     loaded = load(own)
     assert loaded.lm is None
-    assert isinstance(loaded.drafter(), PromptNgramDrafter)
+    drafter = loaded.drafter()
+    assert isinstance(drafter, LatticeDrafter)
+    assert isinstance(drafter.source, EmptyLattices)
     tree = loaded.draft("abcdefabcdefab")
     assert len(tree) > 0
     assert set(tree.tokens.tolist()) <= set(range(6))
     expected = written(load_stock(own), loaded, "abcabcab", 40)
     assert loaded.generate("abcabcab", max_new_tokens=40).sequences.tolist() == expected
     assert loaded.draft("a", NoDrafter()) == DraftTree.empty()
-    with pytest.raises(ValueError, match="expected greedy or N-copies for a model without heads"):
+    with pytest.raises(ValueError, match="expected greedy, N-calibrated or N-copies for a model without heads"):
         loaded.drafter("16-tree")
 
 
