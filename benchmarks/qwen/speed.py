@@ -11,7 +11,7 @@ of processors. The first question's drafts also wait for the costs of passes whe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,6 +40,7 @@ from latticebpd.models.catalogue import GGUF_NAME
 GREEDY, TEXT, NGRAM = "greedy", "text", "text and n-gram model"
 SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM)
 COMPLETE = "Complete this function:\n\n```python\n{}```"
+HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
 
 
@@ -83,7 +84,7 @@ def measure(
     return rows
 
 
-def ratio(rows: Sequence[Row], baseline: Sequence[Row], clock: str) -> str:
+def ratio(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]], clock: str) -> str:
     """Tokens a second over those of greedy decoding, with the interval over questions."""
     own, greedy = (columns(each, "tokens", clock) for each in (rows, baseline))
 
@@ -94,22 +95,25 @@ def ratio(rows: Sequence[Row], baseline: Sequence[Row], clock: str) -> str:
     return with_interval(*interval(measured, len(rows)))
 
 
-def tables(rows: Sequence[Row]) -> None:
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A line for each system."""
+    by_system, lines = grouped(rows, "system"), []
+    for system in [system for system in SYSTEMS if system in by_system]:
+        own, greedy = by_system[system], by_system[GREEDY]
+        tokens, calls, drafted, seconds = columns(own, "tokens", "calls", "drafted", "seconds").sum(axis=1)
+        ratios = [ratio(own, greedy, clock) for clock in ("seconds", "processor")]
+        counts = [f"{tokens / calls:.2f}", f"{drafted / calls:.2f}"]
+        lines.append([system, f"{tokens / seconds:.1f}", *ratios, *counts])
+    return lines
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> None:
     """One table of every kind of question, and one of all."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     for kind in [*kinds, *([None] if len(kinds) > 1 else [])]:
         chosen = [row for row in rows if kind in (None, row["kind"])]
-        by_system = grouped(chosen, "system")
-        lines = []
-        for system in [system for system in SYSTEMS if system in by_system]:
-            own, greedy = by_system[system], by_system[GREEDY]
-            tokens, calls, drafted, seconds = columns(own, "tokens", "calls", "drafted", "seconds").sum(axis=1)
-            lines.append([
-                system, f"{tokens / seconds:.1f}", ratio(own, greedy, "seconds"), ratio(own, greedy, "processor"),
-                f"{tokens / calls:.2f}", f"{drafted / calls:.2f}",
-            ])  # fmt: skip
-        head = ("drafts from", "tokens/s", "times greedy", "by processor time", "tokens a call", "drafted a call")
-        table(f"{kind or 'all'}: {len(own)} questions", head, lines)
+        count = len({row["question"] for row in chosen})
+        table(f"{kind or 'all'}: {count} questions", HEAD, lines_of(chosen))
 
 
 def main() -> None:

@@ -24,12 +24,15 @@ from benchmarks import (
     gad_recipe,
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
+from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
-SMOLLM2, STUDY, ENGINE = (ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine"))
+SMOLLM2, STUDY, ENGINE, QWEN = (
+    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen")
+)
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
 Cells = list[list[str | None]]
@@ -391,7 +394,7 @@ def searches(number: int) -> Table:
 
 PAGES: dict[str, list[Table]] = {
     "README.md": [readme, readme_speeds],
-    "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
+    "benchmarks/README.md": [WORDS] * 6,  # quotes the other pages
     "benchmarks/bundled/make.md": [demo],
     "benchmarks/engine/engine.md": [
         WORDS,
@@ -412,6 +415,10 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/jacobi.md": [rows_of("jacobi.csv", bench_jacobi.lines_of)],
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
     "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
+    "benchmarks/qwen/speed.md": [
+        lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
+        lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
+    ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/smollm2/amounts.md": [
         lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SYSTEMS),

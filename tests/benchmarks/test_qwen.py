@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.qwen import prompts as qwen
-from benchmarks.qwen.answers import pack, unpack
+from benchmarks.qwen.answers import corpus, pack, unpack
 from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, spans
+from benchmarks.qwen.speed import questions, ratio
 from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
 from lm_training.data.sequences import load_distilled
@@ -126,3 +127,37 @@ def test_packed_answers_are_resumed_from(tmp_path: Path) -> None:
     assert [row for row, _ in load_distilled(tmp_path / "again").items()][4:] == answered[4:]
     with pytest.raises(ValueError, match="expected the answers to these prompts"):
         unpack(tmp_path / "answers.npz.xz", prompts.chosen(range(9)), tmp_path / "other")
+
+
+def test_a_corpus_leaves_out_what_may_not_be_used_and_holds_out_every_fourth_answer(tmp_path: Path) -> None:
+    directory = distilled_directory(tmp_path / "written")
+    directory.claim({"prompts": 12, "options": {"shard_prompts": 4}})
+    for shard in (0, 2):  # the one between is not written yet
+        rows = [[1, 2, 10 + 4 * shard + number, 99] for number in range(4)]
+        Texts.of_rows(rows, [2] * 4).save(directory.file(shard))
+    kinds = ["summ_dialog" if number == 1 else "explain" for number in range(12)]
+    corpus(tmp_path / "written", kinds, tmp_path / "corpus", 99)
+    every, fitting = (np.load(tmp_path / "corpus" / f"{name}.npy") for name in ("all", "fitting"))
+    assert every[every != 99].tolist() == [10, 12, 13, 18, 19, 20, 21]
+    held = Texts.load(tmp_path / "corpus" / "held-out.npz")
+    assert [row[2] for row, _ in held.items()] == [10, 19]
+    assert fitting[fitting != 99].tolist() == [12, 13, 18, 20, 21]
+
+
+def test_questions_of_both_kinds_are_asked_as_they_are_meant(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    records = [
+        {"task_id": "HumanEval/1", "prompt": "def f():\n"},
+        {"question_id": 7, "category": "qa", "turns": ["What?", "Why?"]},
+    ]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert questions(file, None) == [
+        ("HumanEval/1", "humaneval", "Complete this function:\n\n```python\ndef f():\n```"),
+        ("7", "qa", "What?"),
+    ]
+
+
+def test_a_ratio_is_that_of_all_tokens_and_all_seconds() -> None:
+    own = [{"tokens": 10, "seconds": 1.0}, {"tokens": 30, "seconds": 1.0}]
+    greedy = [{"tokens": 10, "seconds": 2.0}, {"tokens": 30, "seconds": 2.0}]
+    assert ratio(own, greedy, "seconds") == "2.00 (2.00 to 2.00)"

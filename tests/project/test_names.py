@@ -70,6 +70,6 @@ def test_few_functions_take_many_parameters() -> None:
     assert len(wide) <= MAX_WIDE_FUNCTIONS, wide
 
 
-@pytest.mark.parametrize(("page", "limit"), [("benchmarks/README.md", 600), ("CHANGELOG.md", 300)])
+@pytest.mark.parametrize(("page", "limit"), [("benchmarks/README.md", 650), ("CHANGELOG.md", 300)])
 def test_pages_are_short(page: str, limit: int) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").split()) <= limit
