@@ -162,6 +162,7 @@ def calibrate_texts(
     `calibrate`.
     """
     expect(len(texts) >= 2, "at least two texts to calibrate on", len(texts))
+    check_vocabulary(lm, None, None, "the texts' model")
     rng = np.random.default_rng(seed)
     drawn = rng.permutation(len(texts))[:examples].tolist()
     begins = {number: int(texts.prompt_lengths[number]) + 1 for number in drawn}  # the next token is known by then
