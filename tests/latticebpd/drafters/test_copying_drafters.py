@@ -212,6 +212,16 @@ def test_repeated_contexts_are_read_in_order() -> None:
     assert len(drafter.propose([state([0, 1, 2, 1, 2, 9], 2)])[0]) == 0  # `9` with padding is a whole text
     assert drafter.propose([state([9], 0)])[0].tokens.tolist() == [7]
     assert drafter.propose([state([0, 1, 2], 2)])[0].tokens.tolist() == [5]  # a new text begins anew
+    assert drafter.propose([state([0, 1, 2], 2)])[0].tokens.tolist() == [5]
+    for expected in (6, 5, 6):  # behind the last one the first follows
+        assert drafter.propose([state([0, 1, 2, 1, 2], 2)])[0].tokens.tolist() == [expected]
+
+
+def test_saved_lattices_without_contexts_follow_their_number_of_new_tokens() -> None:
+    tokens, nothing = np.array([[[5]], [[6]]], np.int32), np.zeros((2, 0), np.int32)
+    drafter = saved_tree_drafter(LatticeSet(tokens, np.zeros((2, 1, 1), np.float32), np.full((2, 1), -1), nothing))
+    trees = [drafter.propose([state([0] * (3 + new), 3)])[0].tokens.tolist() for new in range(4)]
+    assert trees == [[], [5], [6], []]
 
 
 @pytest.mark.parametrize(

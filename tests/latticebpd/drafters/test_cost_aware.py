@@ -145,3 +145,8 @@ def test_names_tell_whose_trees_tell_probabilities(name: str, expected: bool, mo
     tree = drafter.propose([State(0, [1, 2, 3, 1, 2], 4, model.base.lm_head.weight[0].detach(), 8)])[0]
     assert (len(tree) > 0 and tree.log_probs is not None) == expected
     assert isinstance(drafter, LatticeDrafter) or "copies" in name or name == "greedy"
+
+
+def test_copies_with_a_beam_cannot_be_cut_by_cost() -> None:
+    with pytest.raises(ValueError, match=r"copies\+N-tree with costs, since these trees can be cut"):
+        drafter_named("copies+4-beam", None, costs=CURVE)

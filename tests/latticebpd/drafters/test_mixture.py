@@ -96,6 +96,19 @@ def test_second_drafter_is_asked_for_unsure_rows_alone() -> None:
     assert prefixes(single) == pytest.approx({(7,): 0.5})
 
 
+def test_a_claim_of_just_sure_is_enough() -> None:
+    second = Fixed(tree({(9,): 0.9}))
+    mixed = MixtureDrafter(Fixed(tree({(5,): 1.0})), second, num_nodes=4, sure=1.0).propose(states())[0]
+    assert (second.asked, mixed.tokens.tolist()) == ([], [5])
+
+
+def test_of_equally_likely_prefixes_the_shorter_are_kept() -> None:
+    alike = tree({(5,): 0.5, (5, 6): 0.5, (5, 6, 7): 0.5})
+    for num_nodes in (1, 2):
+        mixed = MixtureDrafter(Fixed(alike), Fixed(DraftTree.empty()), num_nodes).propose(states())[0]
+        assert mixed.tokens.tolist() == [5, 6][:num_nodes]
+
+
 @pytest.mark.filterwarnings("error")
 def test_prefixes_without_any_probability_come_last_and_warn_nobody() -> None:
     one = DraftTree(np.array([3, 4]), np.array([-1, -1]), np.array([-1.0, -np.inf]))

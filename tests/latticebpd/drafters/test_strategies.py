@@ -43,7 +43,7 @@ from latticebpd.drafters import (
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.drafters.strategies import BeamTree, GreedyChain, StoredPaths, StoredTrees
-from latticebpd.drafters.system_names import SystemName
+from latticebpd.drafters.system_names import SystemName, rescores
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
@@ -195,6 +195,23 @@ def test_names_stand_for_strategies(name: str, expected: object) -> None:
 def test_names_that_are_no_strategies_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="expected vanilla, chain, oracle, P-best or N-tree"):
         strategy_named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("16-best", True),
+        ("8-calibrated", True),
+        ("copies+8-tree:b", True),
+        ("8-tree:0-gram", False),
+        ("copies+8-tree:0-gram", False),
+        ("4-beam", False),
+        ("8-copies", False),
+        ("tree", False),
+    ],
+)
+def test_names_tell_which_systems_rescore(name: str, expected: bool) -> None:
+    assert rescores(name) == expected
 
 
 def test_names_stand_for_drafters(model: BlockwiseLM) -> None:

@@ -29,6 +29,14 @@ def test_ancestors_and_depths_agree_with_paths(paths: list[list[int]]) -> None:
         assert tree.depths[node] == len(tree.path(node))
 
 
+@given(PATHS, st.integers(0, 5))
+def test_cut_trees_are_those_of_cut_drafts(paths: list[list[int]], size: int) -> None:
+    tree = DraftTree.from_paths(paths)
+    assert tree.pruned(size) == DraftTree.from_paths([path[:size] for path in paths])
+    assert tree.first(size) == DraftTree(tree.tokens[:size], tree.parents[:size])
+    assert tree.first(None) is tree
+
+
 def test_minus_one_ends_a_draft_early() -> None:
     tree = DraftTree.from_paths(np.array([[5, 6, -1], [5, 7, 8]]))
     assert tree.tokens.tolist() == [5, 6, 7, 8]

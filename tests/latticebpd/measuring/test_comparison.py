@@ -117,6 +117,10 @@ def test_hand_computed_comparison_by_decode() -> None:
     assert result.repeats[0].tolist() == [1, 4, 3]  # (1 2), (1 1)
     assert result.lost.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]
     assert result.verified_tokens.tolist() == [2, 6, 2]
+    assert result.texts.tolist() == [1]
+    in_blocks = compare([by_hand().take(np.arange(4) < 3), by_hand().take(np.arange(4) == 3)], ["4-best"])
+    assert in_blocks.to_json() == result.to_json()
+    assert {"mended", "walked"} <= result.to_json().keys()  # as earlier versions wrote them
     assert compare([replace(by_hand(), sequence=None)], []).signature.by == "position"
 
 

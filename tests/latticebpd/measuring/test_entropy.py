@@ -57,6 +57,12 @@ def test_bounds_of_one_arc_by_hand() -> None:
     np.testing.assert_allclose([low[0, 0], high[0, 0]], [np.log(2), 0.5 * np.log(2) + 0.5 * np.log(8)], rtol=1e-6)
 
 
+def test_no_other_token_is_likelier_than_the_last_arc() -> None:
+    # Arcs of 0.5 and 0.1, as of another vocabulary: the two other tokens have at most 0.1 each.
+    low, high = entropy_bounds(lattice_set(np.log([[[0.5, 0.1]]])), 4)
+    np.testing.assert_allclose([low[0, 0], high[0, 0]], [-0.5 * np.log(0.5) - 0.3 * np.log(0.1)] * 2, rtol=1e-6)
+
+
 def test_padding_and_impossible_arcs_have_no_entropy() -> None:
     tokens = np.array([[[3, PADDING, 4]]], np.int32)
     lattices = LatticeSet(
@@ -122,6 +128,12 @@ def test_means_histograms_and_texts_by_hand() -> None:
     assert head_entropy([replace(lattices, entropy=entropy[:, [0, 2, 1]])]).text_h_max(2).tolist() == [3, 3]
 
 
+def test_the_last_bin_has_all_greater_entropies() -> None:
+    entropy = np.array([[15.9, 16, 40]], np.float32)
+    histogram = head_entropy([replace(by_hand().take(np.array([0])), entropy=entropy)], by="position").histogram
+    assert [row.nonzero()[0].tolist() for row in histogram] == [[histogram.shape[1] - 1]] * 3
+
+
 def test_files_without_entropies_give_bounds_of_the_drafting_heads() -> None:
     logits = np.random.default_rng(0).normal(size=(40, 3, 30)) * 2
     lattices = [SausageLattice.from_logits(rows, k=8) for rows in logits]
@@ -135,6 +147,8 @@ def test_files_without_entropies_give_bounds_of_the_drafting_heads() -> None:
     assert (result.low <= true).all()
     assert (true <= result.high).all()
     assert result.h_max[0] <= result.h_max[1]
+    by_text = replace(result, text_means=np.array([[3.0, 1.0, 2.0]]))
+    assert [by_text.text_h_max(first).tolist() for first in (1, 2, 3, 4)] == [[2], [2], [4], [4]]
     with pytest.raises(ValueError, match="got neither"):
         head_entropy([lattice_set])
     with pytest.raises(ValueError, match="got both kinds"):

@@ -203,6 +203,32 @@ def test_bad_requests_are_named() -> None:
             OracleTally.from_json(record)
 
 
+def test_every_part_counts_once_and_those_that_are_missing_have_to_be_named() -> None:
+    def of(*parts: int) -> OracleTally:
+        return replace(tally([by_hand()], [1]), parts=frozenset(Shard(index, 3) for index in parts))
+
+    of(0, 1, 2).check_parts([])
+    of(0, 2).check_parts([1])
+    with pytest.raises(ValueError, match="expected all parts, but 1/3 is missing; count it with --shard 1/3"):
+        of(0, 2).check_parts([])
+    for part in (1, 3):
+        with pytest.raises(ValueError, match=f"expected --partial to name the missing parts, got {part}"):
+            of(0, 1, 2).check_parts([part])
+    with pytest.raises(ValueError, match="expected every part once, got 1/3 twice"):
+        of(0, 1) + of(1, 2)
+    with pytest.raises(ValueError, match="expected parts of one number, got 0/3, 1/2"):
+        replace(of(0), parts=frozenset([Shard(0, 3), Shard(1, 2)]))
+    assert [of(*parts).to_json()["parts"] for parts in ((0, 1, 2), (0, 2))] == [["0/1"], ["0/3", "2/3"]]
+
+
+def test_records_of_numbers_below_zero_are_refused() -> None:
+    record = tally([by_hand()], [1]).to_json()
+    assert OracleTally.from_json(record).to_json() == record
+    record["walked"][0][0][1] = -1
+    with pytest.raises(ValueError, match="expected decode_totals as numbers of at least 0"):
+        OracleTally.from_json(record)
+
+
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "lattices.npz"
     by_hand().save(path)

@@ -80,9 +80,11 @@ def test_weight_that_is_right_by_construction_is_found(files: list[Path]) -> Non
 
 
 def test_texts_are_numbered_as_they_are_read(files: list[Path]) -> None:
-    count, texts = text_numbers(files)
+    three = [*files, files[0]]
+    count, texts = text_numbers(three)
     assert texts is not None
-    assert (count, texts.tolist()) == (40, [number for block in blocks(files) for number in block.sequence.tolist()])
+    assert (count, texts.tolist()) == (60, [number for number in range(12) for _ in range(5)])
+    assert texts.tolist() == [number for block in blocks(three) for number in block.sequence.tolist()]
 
 
 def test_of_equally_good_weights_the_least_is_taken(files: list[Path]) -> None:
@@ -98,6 +100,9 @@ def test_examples_and_the_rest_are_all_lattices_and_share_none(files: list[Path]
     assert sorted(set(rest)) == sorted(set(range(8)) - set(examples))
     assert len(rest) == 5 * 5
     assert draw_examples(files, 100, 0)[1] == tuple(range(8))
+    both = [record, replace(RECORD, unit="lattice", examples=(39,))]  # numbered through the whole files
+    assert sum(map(len, exclude_examples(blocks(files), both))) == (25 if 7 in examples else 24)
+    assert list(exclude_examples([], [])) == []
     with pytest.raises(ValueError, match="besides those"):
         list(exclude_examples(blocks(files), [replace(RECORD, examples=tuple(range(8)))]))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from lm_training.data.corpus import END_OF_TEXT, corpus_ids, train_tokenizer
+from lm_training.data.corpus import END_OF_TEXT, corpus_ids, is_held_out, read_documents, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, encoded_directory, write_encoded
 from lm_training.data.pairs import encode_pairs, read_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
@@ -195,6 +195,48 @@ def test_a_full_disk_leaves_no_tokenizer(tmp_path: Path, run: Run, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_documents_are_known_by_their_id_else_by_file_and_line(tmp_path: Path) -> None:
+    jsonl, text = tmp_path / "a.jsonl", tmp_path / "b.txt"
+    jsonl.write_bytes(b'{"text": "one", "id": 7, "source": "web"}\r\n\n{"text": "two"}\n')
+    text.write_bytes(b"three\r\nfour\r")
+    assert [(each.id, each.source, each.text) for each in read_documents([jsonl, text])] == [
+        ("7", "web", "one"),
+        ("a.jsonl:3", "a.jsonl", "two"),
+        (str(text), "b.txt", "three\nfour\n"),
+    ]
+    jsonl.write_bytes(b'{"text": "one"}\r\n\n{"text": "\xff"}')
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: cannot be read as UTF-8: 0xff at byte 28 is none"):
+        list(read_documents([jsonl]))
+
+
+def test_held_out_documents_are_a_share_of_all() -> None:
+    ids = [str(number) for number in range(4000)]
+    assert not any(is_held_out(each, 0) for each in ids)
+    assert all(is_held_out(each, 1000) for each in ids)
+    assert 300 < sum(is_held_out(each, 100) for each in ids) < 500
+
+
+def test_corpora_are_integers_and_are_not_mixed_with_text(tmp_path: Path, bpe: Tokenizer) -> None:
+    text, ids, numbers = tmp_path / "a.txt", tmp_path / "ids.npy", tmp_path / "numbers.npy"
+    text.write_text("known")
+    np.save(ids, np.array([3, 1], np.uint16))
+    np.save(numbers, np.array([3.0, 1.0]))
+    assert corpus_ids([ids, ids], None).tolist() == [3, 1, 3, 1]
+    with pytest.raises(ValueError, match=r"expected either \.npy corpora or text files, got both"):
+        corpus_ids([ids, text], (bpe, 0))
+    with pytest.raises(ValueError, match=r"numbers\.npy: expected a one-dimensional integer array, got .*float64"):
+        corpus_ids([numbers], None)
+    with pytest.raises(ValueError, match=r"a\.txt: expected token ids \(\.npy\), or text with a tokenizer"):
+        corpus_ids([text], None)
+
+
+def test_the_first_bad_records_are_kept_and_all_are_counted() -> None:
+    bad = BadRecords(strict=False)
+    bad.add(["a", "b", "c"], 4)
+    bad.add(["d", "e", "f"])
+    assert bad.report() == ["7 bad records left out, first:", "a", "b", "c", "d", "e"]
+
+
 def test_records_that_are_all_bad_are_an_error(tmp_path: Path, bpe: Tokenizer) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"body": "x"}] * 3)
     with pytest.raises(
@@ -305,6 +347,26 @@ def test_tasks_name_fields_and_answers(task: str) -> None:
     assert answer == "ANSWER"
     assert all(path.upper() in prompt for path in template.paths)
     assert "{" not in prompt
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "message"),
+    [
+        ("a.1", {"a": ["y"]}, "expected text under 'a.1', got nothing"),
+        ("a.b", {"a": ["y"]}, "expected text under 'a.b', got nothing"),
+        ("a", {"a": True}, "expected text under 'a', got bool"),
+        ("a", {"a": " \n"}, r"expected text under 'a' \(the answer\), got ' \\n'"),
+    ],
+)
+def test_answers_that_are_no_text_are_refused(answer: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Template("{q}", (answer,)).fill({"q": "x", **fields})
+
+
+def test_columns_are_those_of_the_fields_unless_a_record_decides() -> None:
+    assert Template("{b.0} {a}", ("c.text",)).columns == ["a", "b", "c"]
+    assert Template("{b} {a}").columns == ["a", "b"]
+    assert Template("{a}", ("b", "c")).columns is None
 
 
 @settings(max_examples=30)
