@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -184,7 +183,7 @@ def test_side_by_side_words_are_whole(columns: int) -> None:
 
     def decode(streamer: Any) -> Any:
         for token in (0, *spoken):
-            streamer.put(torch.tensor([[token]]))
+            streamer.put(np.array([[token]]))
         streamer.end()
         return streamer
 
