@@ -31,8 +31,8 @@ from latticebpd.lattices.texts import padded
 from latticebpd.lattices.values import as_numpy
 from latticebpd.models.catalogue import BUNDLED, GGUF_NAME, cache_folder, resolved
 from latticebpd.models.chat import PlainText, prompt_format
-from latticebpd.models.engine.engine_model import EngineModel
-from latticebpd.models.load_target import gguf_of, load_target, tokenizer_for
+from latticebpd.models.engine.engine_model import EngineModel, gguf_of
+from latticebpd.models.load_target import load_target, tokenizer_for
 from latticebpd.models.number_fields import GENERATION, check_numbers
 from latticebpd.models.target_model import TargetModel
 from latticebpd.models.weight_kinds import GGUF, INT8

@@ -242,7 +242,7 @@ def _make_folder(entry: CatalogueEntry, given: Path | None, folder: Path, report
             report("converting the weights")
             _convert(file, entry.source.member, partial)
         elif given is None:
-            shutil.copyfile(file, partial / GGUF_NAME) if file.is_symlink() else file.rename(partial / GGUF_NAME)
+            file.rename(partial / GGUF_NAME)
         else:
             (partial / GGUF_NAME).symlink_to(file.absolute())
         partial.rename(folder)

@@ -18,7 +18,7 @@ from fst.files import FileStamp
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.models.catalogue import GGUF_NAME, model_source, resolved
-from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model, unchanged_hash
+from latticebpd.models.engine.engine_model import BEAMS, EngineModel, file_hash, gguf_model, gguf_of, unchanged_hash
 from latticebpd.models.gguf.gguf_file import is_gguf
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import GgufWeights
@@ -90,12 +90,6 @@ def _again(path: Name, weights: str, ignore_beams: bool) -> Callable[[], TargetM
     """What loads an engine's model again, which can be pickled."""
     name = Path(path).absolute() if Path(path).exists() else path
     return partial(load_target, name, weights, ignore_beams=ignore_beams)
-
-
-def gguf_of(path: Path) -> Path | None:
-    """The GGUF file that a model's path is, or that lies in its folder."""
-    file = path / GGUF_NAME if path.is_dir() else path
-    return file if is_gguf(file) else None
 
 
 def search_no_beams(model: PreTrainedModel) -> None:

@@ -122,16 +122,23 @@ def lm() -> fst.NgramModel:
     return model
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tied: bool) -> None:
-    tokens, log_probs, text = drawn(seed)
-    transitions = ties(seed) if tied else None
-    path = np.random.default_rng(seed + 1).integers(0, VOCAB, len(tokens) + 2).tolist()
-    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:], 2, transitions)
+def check_arcs(
+    lm: fst.NgramModel,
+    seed: int,
+    slots: int,
+    beyond: int,
+    transitions: np.ndarray | None = None,
+    proposals: int = 0,
+) -> None:
+    """Arcs and features along a random path, ``beyond`` slots past the lattice's, are those of the definition."""
+    tokens, log_probs, text = drawn(seed, slots)
+    path = np.random.default_rng(seed + 1).integers(0, VOCAB, slots + beyond).tolist()
+    features, arcs, sizes = fst.describe_arcs(
+        tokens, log_probs, lm, index_of(text), path, text[-3:], beyond, transitions, proposals
+    )
     begin = 0
     for slot, size in enumerate(sizes.tolist()):
-        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, transitions)
+        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, transitions, proposals)
         own = arcs[begin : begin + size].tolist()
         assert own == [*sorted(token for token in wanted if token >= 0), -1]
         np.testing.assert_allclose(
@@ -139,6 +146,12 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tie
         )
         begin += size
     assert begin == len(arcs)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tied: bool) -> None:
+    check_arcs(lm, seed, 3, 2, ties(seed) if tied else None)
 
 
 @pytest.mark.parametrize("proposals", [0, 1, 3, 64])
@@ -146,20 +159,7 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tie
 def test_without_slots_arcs_are_copies_and_the_likeliest_tokens_of_the_model(
     lm: fst.NgramModel, seed: int, proposals: int
 ) -> None:
-    tokens, log_probs, text = drawn(seed, slots=0)
-    path = np.random.default_rng(seed + 1).integers(0, VOCAB, 4).tolist()
-    lattice = (tokens, log_probs, lm, index_of(text), path, text[-3:], 4)
-    features, arcs, sizes = fst.describe_arcs(*lattice, proposals=proposals)
-    begin = 0
-    for slot, size in enumerate(sizes.tolist()):
-        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, proposals=proposals)
-        own = arcs[begin : begin + size].tolist()
-        assert own == [*sorted(token for token in wanted if token >= 0), -1]
-        np.testing.assert_allclose(
-            features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5
-        )
-        begin += size
-    assert begin == len(arcs)
+    check_arcs(lm, seed, 0, 4, proposals=proposals)
 
 
 def test_a_token_whose_longer_ngram_is_unlikely_is_not_proposed_for_its_shorter_one() -> None:

@@ -130,12 +130,17 @@ class EngineModel:
         return values
 
 
+def gguf_of(path: Path) -> Path | None:
+    """The GGUF file that a model's path is, or that lies in its folder."""
+    file = path / GGUF_NAME if path.is_dir() else path
+    return file if is_gguf(file) else None
+
+
 def gguf_model(path: Path) -> EngineModel | None:
     """The model of a ``.gguf`` file, or of a folder with one next to the model that ``save_pretrained`` wrote, if the
     two agree; None where there is no such file, or only ``transformers`` can read it."""
-    file = path / GGUF_NAME if path.is_dir() else path
     try:
-        if not is_gguf(file):
+        if (file := gguf_of(path)) is None:
             return None
         weights = GgufWeights(file, _engine.WeightMemory())
         check_computable(weights)
