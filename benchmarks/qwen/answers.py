@@ -15,11 +15,14 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
 from benchmarks.common import options, run
 from fst.files import replacing
 from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
+from lm_training.data.hidden_states import LAST, save_states, states_directory
 
 
 def pack(written: Path, path: Path) -> None:
@@ -76,33 +79,41 @@ def unpack(path: Path, prompts: Texts, written: Path) -> None:
 
 LEFT_OUT = {"summ_dialog"}
 """Kinds of prompts whose text may not be used commercially."""
-HELD_OUT = 4
-"""Every so many-th answer is held out from part of the corpus."""
+HELD_OUT = 16
+"""Every so many-th answer is held out."""
 
 
-def corpus(written: Path, kinds: list[str], folder: Path, end_of_text: int) -> None:
-    """Write what an n-gram model and its calibration are fitted to, without prompts of `LEFT_OUT` kinds.
+def corpus(written: Path, kinds: list[str], folder: Path) -> None:
+    """Write what everything that drafts learns from, ``learn.npz``, and ``held-out.npz``: prompts with their answers,
+    without those of `LEFT_OUT` kinds, and their hidden states, where `distill` stored those of every answer.
 
-    ``all.npy`` every finished answer, ``fitting.npy`` all but every fourth one, ``held-out.npz`` those with their
-    prompts. kinds: of all prompts, in order.
+    kinds: of all prompts, in order.
     """
     directory = distilled_directory(written)
-    size, rows, prompts = directory.settings()["options"]["shard_prompts"], [], []
-    for file in sorted(directory.path.glob("shard-*.npz")):
-        texts = Texts.load(file)
-        numbers = range(int(file.stem[6:]) * size, (int(file.stem[6:]) + 1) * size)
-        for number, (row, prompt) in zip(numbers, texts.items(), strict=False):  # the last shard may be short
-            if kinds[number] not in LEFT_OUT:
-                rows.append(row)
-                prompts.append(prompt)
-    every = Texts.of_rows(rows, prompts)
-    held = [number for number in range(len(every)) if number % HELD_OUT == 0]
+    size, files = directory.settings()["options"]["shard_prompts"], sorted(directory.path.glob("shard-*.npz"))
+    own = states_directory(written)
+    with_states = all(own.file(int(file.stem[6:])).exists() for file in files)
+    shards = []
+    for file in files:
+        number, texts = int(file.stem[6:]), Texts.load(file)
+        kept = [row for row in range(len(texts)) if kinds[number * size + row] not in LEFT_OUT]
+        ends = np.cumsum([0, *texts.answer_lengths])
+        opened = load_file(own.file(number))[LAST] if with_states else None
+        rows = [] if opened is None else [opened[ends[row] : ends[row + 1]] for row in kept]
+        shards.append((texts.chosen(kept), rows))
+    every, states = Texts.joined([texts for texts, _ in shards]), [each for _, rows in shards for each in rows]
+    held_out = np.arange(len(every)) % HELD_OUT == 0
     folder.mkdir(parents=True, exist_ok=True)
-    kept = every.chosen(sorted(set(range(len(every))) - set(held)))
-    for name, texts in (("all", every), ("fitting", kept)):
-        np.save(folder / f"{name}.npy", texts.corpus(end_of_text, 0))
-    every.chosen(held).save(folder / "held-out.npz")
-    print(f"{folder}: {len(every)} answers, {every.num_labels} tokens, {len(held)} held out")
+    for name, chosen in (("learn", ~held_out), ("held-out", held_out)):
+        numbers = np.flatnonzero(chosen).tolist()
+        texts, path = every.chosen(numbers), folder / f"{name}.npz"
+        if with_states:
+            to = states_directory(path)
+            settings = own.settings() | {"num_shards": 1, "shard_texts": len(texts)}
+            to.claim(settings)
+            save_states(to.file(0), texts, {LAST: torch.cat([states[number] for number in numbers])})
+        texts.save(path)
+        print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens{' and their states' if with_states else ''}")
 
 
 def main() -> None:
@@ -113,10 +124,9 @@ def main() -> None:
     unpacking = commands.add_parser("unpack", help="such a file -> shards")
     unpacking.add_argument("file", type=Path, help="what `pack` wrote")
     unpacking.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote (.npz)")
-    reading = commands.add_parser("corpus", help="finished shards -> what an n-gram model is estimated from")
+    reading = commands.add_parser("corpus", help="finished shards -> what drafts learn from")
     reading.add_argument("written", type=Path, help="what `latticebpd distill` fills")
     reading.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote beside them (.jsonl)")
-    reading.add_argument("--end-of-text", type=int, default=151_645, help="token that ends an answer")
     for each in (packing, unpacking, reading):
         each.add_argument("-o", "--output", type=Path, required=True, help="file or directory to write")
     args = parser.parse_args()
@@ -124,7 +134,7 @@ def main() -> None:
         pack(args.written, args.output)
     elif args.command == "corpus":
         kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
-        corpus(args.written, kinds, args.output, args.end_of_text)
+        corpus(args.written, kinds, args.output)
     else:
         unpack(args.file, Texts.load(args.prompts), args.output)
 

@@ -195,7 +195,8 @@ class Sampling:
 
     temperature, top_k, top_p: as for ``generate()``; None means the generation config's or, without one,
         ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
-    generator: source of randomness, on the model's device; torch's own by default.
+    generator: source of randomness, on the model's device, one number a token. By default torch's own, of which tokens
+        are drawn as ``generate()`` draws them, one number for each token of the vocabulary.
     others: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``, as for ``generate()``.
     """
 
@@ -226,7 +227,14 @@ class Sampling:
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         import torch
 
-        return torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
+        probabilities = self.probabilities(logits)
+        if self.generator is None:
+            return torch.multinomial(probabilities, 1)[:, 0].tolist()
+        reached = probabilities.double().cumsum(dim=-1)
+        drawn = torch.rand(len(reached), 1, generator=self.generator, dtype=reached.dtype, device=reached.device)
+        tokens = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
+        last = torch.searchsorted(reached, reached[:, -1:].contiguous())  # where rounding reaches the sum
+        return torch.minimum(tokens, last)[:, 0].tolist()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """``[n, vocab]``, the distribution of each node's next token."""

@@ -13,7 +13,7 @@ from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import num_threads
 from latticebpd.models.engine.engine_model import EngineModel
-from latticebpd.verification.best_tokens import BestTokens
+from latticebpd.verification.asked_columns import AskedColumns
 from latticebpd.verification.verifier import Verified
 
 PREFILL_CHUNK = 128
@@ -122,10 +122,16 @@ class EngineVerifier:
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 
-        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
-            return as_tensor(self.model.logits(picked(rows, columns), self.threads))
+        def logits(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+            return self.model.logits(picked(rows, columns), self.threads)
 
-        def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+        def best(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
-        return Verified(hidden, logits_of, None, BestTokens(best_of, trees, self.model.max_cheap_rows))
+        together = self.model.max_cheap_rows
+        asked = AskedColumns(logits, trees, together)
+
+        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
+            return as_tensor(np.stack(asked(rows, columns)))
+
+        return Verified(hidden, logits_of, None, AskedColumns(best, trees, together))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.qwen import prompts as qwen
 from benchmarks.qwen.answers import corpus, pack, unpack
@@ -17,6 +18,7 @@ from benchmarks.qwen.prompts import SPAN, Refused, code_blocks, parts, prompts, 
 from benchmarks.qwen.speed import questions, ratio
 from latticebpd.lattices.shards import distilled_directory
 from latticebpd.lattices.texts import Texts
+from lm_training.data.hidden_states import LAST, load_states, save_states, states_directory
 from lm_training.data.sequences import load_distilled
 from tests.helpers.prompt_sources import WORDS, save_sources
 
@@ -129,19 +131,31 @@ def test_packed_answers_are_resumed_from(tmp_path: Path) -> None:
         unpack(tmp_path / "answers.npz.xz", prompts.chosen(range(9)), tmp_path / "other")
 
 
-def test_a_corpus_leaves_out_what_may_not_be_used_and_holds_out_every_fourth_answer(tmp_path: Path) -> None:
-    directory = distilled_directory(tmp_path / "written")
-    directory.claim({"prompts": 12, "options": {"shard_prompts": 4}})
+@pytest.mark.parametrize("with_states", [False, True])
+def test_a_corpus_leaves_out_what_may_not_be_used_and_holds_out_every_sixteenth_answer(
+    tmp_path: Path, with_states: bool
+) -> None:
+    written = tmp_path / "written"
+    directory, own = distilled_directory(written), states_directory(written)
+    directory.claim({"prompts": 30, "options": {"shard_prompts": 10}})
+    own.claim({"num_shards": 3, "model": "sha256:0", "layers": [], "shard_texts": 10})
     for shard in (0, 2):  # the one between is not written yet
-        rows = [[1, 2, 10 + 4 * shard + number, 99] for number in range(4)]
-        Texts.of_rows(rows, [2] * 4).save(directory.file(shard))
-    kinds = ["summ_dialog" if number == 1 else "explain" for number in range(12)]
-    corpus(tmp_path / "written", kinds, tmp_path / "corpus", 99)
-    every, fitting = (np.load(tmp_path / "corpus" / f"{name}.npy") for name in ("all", "fitting"))
-    assert every[every != 99].tolist() == [10, 12, 13, 18, 19, 20, 21]
-    held = Texts.load(tmp_path / "corpus" / "held-out.npz")
-    assert [row[2] for row, _ in held.items()] == [10, 19]
-    assert fitting[fitting != 99].tolist() == [12, 13, 18, 20, 21]
+        texts = Texts.of_rows([[1, 2, 100 + 10 * shard + number, 99] for number in range(10)], [2] * 10)
+        texts.save(directory.file(shard))
+        if with_states or shard == 0:
+            states = [[float(token)] * 4 for row, _ in texts.items() for token in row[1:3]]
+            save_states(own.file(shard), texts, {LAST: torch.tensor(states)})
+    kinds = ["summ_dialog" if number == 1 else "explain" for number in range(30)]
+    corpus(written, kinds, tmp_path)
+    kept = [100, *range(102, 110), *range(120, 130)]
+    for name, expected in (("held-out", [100, 127]), ("learn", [each for each in kept if each not in (100, 127)])):
+        texts = Texts.load(tmp_path / f"{name}.npz")
+        assert [row[2] for row, _ in texts.items()] == expected
+        states = load_states(tmp_path / f"{name}.npz", texts)
+        assert (states is not None) == with_states
+        if states is not None:
+            found = [states.of_text(number)[:, 0].tolist() for number in range(len(texts))]
+            assert found == [[2, token] for token in expected]
 
 
 def test_questions_of_both_kinds_are_asked_as_they_are_meant(tmp_path: Path) -> None:

@@ -379,6 +379,17 @@ def assert_drawn_from(exact: dict[tuple[int, ...], float], model: Any, drafter: 
     return drafted
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (0.49, 1), (0.5, 3), (1.0, 3)])
+def test_a_number_draws_the_token_at_which_the_probabilities_reach_it(
+    monkeypatch: pytest.MonkeyPatch, number: float, token: int
+) -> None:
+    """1, which rounding may make of the largest number, too."""
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, number, dtype=torch.float64))
+    rule = Sampling(top_k=0, generator=torch.Generator())
+    logits = torch.tensor([[-torch.inf, 2.0, -torch.inf, 2.0, -torch.inf]])
+    assert rule.choose(logits, NodeDrafts([DraftTree.empty()], [-1]), [0]) == [token]
+
+
 def test_sampling_with_a_seed_repeats_itself() -> None:
     model = tiny("llama")
     texts = [

@@ -25,7 +25,7 @@ from latticebpd.drafters.drafter import NoDrafter, State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.verification.best_tokens import BestTokens
+from latticebpd.verification.asked_columns import AskedColumns
 from latticebpd.verification.verifier_choice import verifier_for
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
@@ -306,14 +306,14 @@ def test_further_accepted_nodes_are_measured_where_they_are_computed_one_after_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the engine, whose second next token is made to take 20 ms."""
-    call = BestTokens.__call__
+    call = AskedColumns.__call__
 
-    def slow(self: BestTokens, rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+    def slow(self: AskedColumns[Any], rows: Sequence[int], columns: Sequence[int]) -> list[Any]:
         if [*columns] == [1] * len(rows):
             time.sleep(0.02)
         return call(self, rows, columns)
 
-    monkeypatch.setattr(BestTokens, "__call__", slow)
+    monkeypatch.setattr(AskedColumns, "__call__", slow)
     engine = load().target
     one, two = (profile(engine, (1, 4), (rows,), context=6, rounds=1) for rows in (1, 2))
     assert one.accepted >= 0.02

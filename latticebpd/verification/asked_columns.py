@@ -1,38 +1,44 @@
-"""The target model's greedy tokens at the nodes of draft trees, for those that acceptance asks for."""
+"""What the output projection says of the nodes of draft trees, for those that acceptance asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
 Pair = tuple[int, int]
+Result = TypeVar("Result")
 
 
-class BestTokens:
+class AskedColumns(Generic[Result]):
     """Called with rows and columns; computes those that are not known yet.
 
-    best: rows and columns -> their tokens.  trees: one for each row, none after a prompt; column ``n + 1`` is node
-    ``n``.  together: columns that take hardly longer than one. As many are computed at once; what is not asked for goes
-    to the likeliest descendants, which acceptance may ask for next. Where that is more than one, all descendants of a
-    probability above a 16th are computed too: a further column takes no larger share of a call's time.
+    compute: rows and columns -> of each its next token, or its logits.
+    trees: one for each row, none after a prompt; column ``n + 1`` is node ``n``.
+    together: columns that take hardly longer than one. As many are computed at once; what is not asked for goes to the
+        likeliest descendants, which acceptance may ask for next. Where that is more than one, all descendants of a
+        probability above a 16th are computed too: a further column takes no larger share of a call's time.
     """
 
     def __init__(
-        self, best: Callable[[Sequence[int], Sequence[int]], list[int]], trees: Sequence[DraftTree], together: int
+        self,
+        compute: Callable[[Sequence[int], Sequence[int]], Sequence[Result]],
+        trees: Sequence[DraftTree],
+        together: int,
     ) -> None:
-        self.best, self.trees, self.together = best, trees, together
-        self.known: dict[Pair, int] = {}
+        self.compute, self.trees, self.together = compute, trees, together
+        self.known: dict[Pair, Result] = {}
 
-    def __call__(self, rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+    def __call__(self, rows: Sequence[int], columns: Sequence[int]) -> list[Result]:
         asked = list(zip(rows, columns, strict=True))
         missing = [pair for pair in asked if pair not in self.known]
         if missing:
             for pair in missing[:] if self.trees and self.together > 1 else ():
                 missing += self._likeliest_descendants(*pair, max(self.together - len(missing), 0))
-            self.known.update(zip(missing, self.best(*zip(*missing, strict=True)), strict=True))
+            self.known.update(zip(missing, self.compute(*zip(*missing, strict=True)), strict=True))
         return [self.known[pair] for pair in asked]
 
     def _likeliest_descendants(self, row: int, column: int, room: int) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""Which columns of a pass get their next token computed, and when."""
+"""Of which columns of a pass the projection is computed, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latticebpd import DraftTree
-from latticebpd.verification.best_tokens import BestTokens
+from latticebpd.verification.asked_columns import AskedColumns
 
 PARENTS = [-1, -1, 0, 2, 3, 4, 5]  # a chain 0, 2, 3, 4, 5, 6 and one other node
 PROBABILITIES = [0.8, 0.1, 0.6, 0.5, 0.05, 0.04, 0.035]
@@ -34,7 +34,7 @@ def tree(probabilities: Sequence[float] | None = PROBABILITIES) -> DraftTree:
 @pytest.mark.parametrize(("together", "expected"), [(1, [0]), (2, [0, 1, 3, 4, 2]), (7, [0, 1, 3, 4, 2, 5, 6])])
 def test_likely_descendants_are_computed_with_their_ancestor(together: int, expected: list[int]) -> None:
     best = Computed()
-    tokens = BestTokens(best, [tree()], together)
+    tokens = AskedColumns(best, [tree()], together)
     assert tokens([0], [0]) == [0]
     assert best.calls == [[(0, column) for column in expected]]
     for column in expected:
@@ -45,15 +45,15 @@ def test_likely_descendants_are_computed_with_their_ancestor(together: int, expe
 def test_below_an_unlikely_node_probabilities_count_from_it() -> None:
     """Node 4 of probability 0.05 was not computed with the root; once it is accepted, nodes 5 and 6 are likely."""
     best = Computed()
-    tokens = BestTokens(best, [tree()], 2)
+    tokens = AskedColumns(best, [tree()], 2)
     assert [tokens([0], [column]) for column in (0, 1, 3, 4, 5, 6, 7)] == [[0], [1], [3], [4], [5], [6], [7]]
     assert best.calls[1:] == [[(0, 5), (0, 6), (0, 7)]]
 
 
 def test_without_probabilities_the_first_nodes_fill_the_room() -> None:
     best = Computed()
-    tokens = BestTokens(best, [tree(None), tree(None)], 4)
+    tokens = AskedColumns(best, [tree(None), tree(None)], 4)
     assert tokens([0, 1], [0, 0]) == [0, 100]
     assert best.calls == [[(0, 0), (1, 0), (0, 1), (0, 2)]]
-    assert BestTokens(best, [], 4)([0], [0]) == [0]
+    assert AskedColumns(best, [], 4)([0], [0]) == [0]
     assert best.calls[1] == [(0, 0)]

@@ -1,0 +1,77 @@
+"""Heads, n-gram model and calibration for Qwen2.5-Coder-Instruct from its own answers: one resumable command.
+
+    python -m benchmarks.qwen.make WORK/answers --prompts WORK/prompts.jsonl --model MODEL.gguf --work WORK/0.5b
+
+WORK/answers is what `distill --hidden` has filled so far. Heads learn on PyTorch from the states that the engine had
+when it wrote the answers, so that the model is not run again; all that they do afterwards is the engine's. The files
+for the package are in ``WORK/0.5b/package``. A stage whose result is there is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from benchmarks.common import latticebpd, options, run, stage
+from benchmarks.qwen.answers import corpus
+from fst.files import replacing_files
+from latticebpd.scoring.calibration import calibration_path
+
+LATER = "0.7,0.5,0.4,0.3,0.25"
+"""How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
+SHAPE = "--kind conditioned --num-heads 7 --intermediate-size 640 --shortlist 16384"
+TRAINING = "--warmup-steps 50 --checkpoint-every 50 --validation-every 200 --serving-prompts 0 --precision bfloat16"
+LABELS = "--batch-size 40 --head-positions 0.25 --labels model --label-temperature 0.5 --weight-decay 1"
+HEADS = f"{SHAPE} --head-weights 1,{LATER} --learning-rate 2e-3 {LABELS} {TRAINING}"
+TRANSITIONS = (
+    f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} --learning-rate 2e-3 {LABELS} {TRAINING}"
+)
+LATTICES = "--weights gguf --teacher-force --max-new-tokens 256 --context 1024 -k 16"
+
+
+def heads(work: Path, model: Path, steps: int) -> Path:
+    """Heads, then their transitions; a directory that `load` takes."""
+    texts = (work / "learn.npz", "--validation", work / "held-out.npz")
+    marginal, tied = work / "marginal-heads", work / "heads"
+    latticebpd("train heads", *texts, "--model", model, f"{HEADS} --steps {steps} -o", marginal)
+    latticebpd("train heads", *texts, "--model", marginal, f"{TRANSITIONS} --steps {steps // 3} -o", tied)
+    return tied
+
+
+def package(work: Path, trained: Path, lm: Path) -> None:
+    """What is added to the model's own file: heads of 8 bits, n-gram model and calibration."""
+    import torch
+
+    from latticebpd.drafters.heads.blockwise import load_blockwise
+
+    with replacing_files(work / "package") as folder:
+        load_blockwise(trained).save_heads(folder, torch.int8)
+        for file in (lm, calibration_path(lm)):
+            shutil.copy(file, folder / file.name)
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("answers", type=Path, help="what `latticebpd distill --hidden` fills")
+    parser.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote beside them (.jsonl)")
+    parser.add_argument("--model", type=Path, required=True, help="the model's .gguf file")
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
+    parser.add_argument("--steps", type=int, default=900, help="updates of the heads")
+    args = parser.parse_args()
+    work, model = args.work, args.model
+    kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work))
+    trained, lm = heads(work, model, args.steps), work / "lm.fst"
+    stage(lm, lambda: latticebpd("lm train", work / "learn.npz", "--tokenizer", trained, "-o", lm))
+    lattices = work / "lattices"
+    latticebpd("lattices --prompts", work / "held-out.npz", "--model", trained, LATTICES, "-o", lattices)
+    stage(
+        calibration_path(lm),
+        lambda: latticebpd("calibrate", lattices, "--lm", lm, "--examples 10000 --positions 20000 --write"),
+    )
+    package(work, trained, lm)
+
+
+if __name__ == "__main__":
+    run(main)
