@@ -3,19 +3,22 @@
     python -m benchmarks.qwen.make WORK/answers --prompts WORK/prompts.jsonl --model MODEL.gguf --work WORK/0.5b
 
 WORK/answers is what `distill --hidden` has filled so far. Heads learn on PyTorch from the states that the engine had
-when it wrote the answers, so that the model is not run again; all that they do afterwards is the engine's. The files
-for the package are in ``WORK/0.5b/package``. A stage whose result is there is not done again.
+when it wrote the answers, so that the model is not run again; all that they do afterwards is the engine's. What the
+package has is in ``without-heads`` (n-gram model, its calibration) and ``with-heads`` of ``WORK/0.5b``. A stage whose
+result is there is not done again.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
+
+import torch
 
 from benchmarks.common import latticebpd, options, run, stage
 from benchmarks.qwen.answers import corpus
-from fst.files import replacing_files
+from fst.files import copy
+from latticebpd.drafters.heads.blockwise import load_blockwise
 from latticebpd.scoring.calibration import calibration_path
 
 LATER = "0.7,0.5,0.4,0.3,0.25"
@@ -39,16 +42,14 @@ def heads(work: Path, model: Path, steps: int) -> Path:
     return tied
 
 
-def package(work: Path, trained: Path, lm: Path) -> None:
-    """What is added to the model's own file: heads of 8 bits, n-gram model and calibration."""
-    import torch
-
-    from latticebpd.drafters.heads.blockwise import load_blockwise
-
-    with replacing_files(work / "package") as folder:
-        load_blockwise(trained).save_heads(folder, torch.int8)
-        for file in (lm, calibration_path(lm)):
-            shutil.copy(file, folder / file.name)
+def calibrated(work: Path, lm: Path, examples: Path) -> Path:
+    """A folder of an n-gram model with a calibration of its own: of lattices, or of texts without any."""
+    own = work / lm.name
+    stage(own, lambda: copy(lm, own))
+    calibration = calibration_path(own)
+    fitting = "--examples 10000 --positions 20000 --write"
+    stage(calibration, lambda: latticebpd("calibrate", examples, "--lm", own, fitting))
+    return work
 
 
 def main() -> None:
@@ -64,13 +65,11 @@ def main() -> None:
     stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work))
     trained, lm = heads(work, model, args.steps), work / "lm.fst"
     stage(lm, lambda: latticebpd("lm train", work / "learn.npz", "--tokenizer", trained, "-o", lm))
+    calibrated(work / "without-heads", lm, work / "held-out.npz")
     lattices = work / "lattices"
     latticebpd("lattices --prompts", work / "held-out.npz", "--model", trained, LATTICES, "-o", lattices)
-    stage(
-        calibration_path(lm),
-        lambda: latticebpd("calibrate", lattices, "--lm", lm, "--examples 10000 --positions 20000 --write"),
-    )
-    package(work, trained, lm)
+    package = calibrated(work / "with-heads", lm, lattices)
+    load_blockwise(trained).save_heads(package, torch.int8)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ from benchmarks.common import (
     write_json,
 )  # fmt: skip
 from latticebpd import Drafter, Loaded, load
-from latticebpd.models.catalogue import GGUF_NAME
+from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME
 
-GREEDY, TEXT, NGRAM = "greedy", "text", "text and n-gram model"
-SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM)
+GREEDY, TEXT, NGRAM, HEADS = "greedy", "text", "text and n-gram model", "text, n-gram model and heads"
+SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, HEADS)
 COMPLETE = "Complete this function:\n\n```python\n{}```"
 HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
@@ -55,19 +55,25 @@ def questions(path: Path, most: int | None) -> list[tuple[str, str, str]]:
     return asked[:most]
 
 
+def loaded_by_system(model: str) -> dict[str, Loaded]:
+    """The model with what each of our systems drafts from; other systems have all that there is."""
+    whole = load(model)
+    file, ngram = whole.folder / GGUF_NAME, ASSETS / CATALOGUE[model].assets[0] / "lm.fst"
+    return {TEXT: load(file), NGRAM: load(file, ngram), HEADS: whole}
+
+
 def drafter(loaded: dict[str, Loaded], system: str) -> tuple[Loaded, Drafter]:
-    model = loaded[NGRAM if system == NGRAM else TEXT]
-    return model, model.drafter(None if system in (TEXT, NGRAM) else system)
+    model = loaded.get(system, loaded[HEADS])
+    return model, model.drafter(None if system in loaded else system)
 
 
 def measure(
     model: str, asked: Sequence[tuple[str, str, str]], systems: Sequence[str], new_tokens: int, temperature: float
 ) -> list[Row]:
     """A row for each question and system; ValueError where the systems' greedy texts differ."""
-    named = load(model)
-    loaded, rng, rows = {NGRAM: named, TEXT: load(named.folder / GGUF_NAME)}, Random(0), list[Row]()
+    loaded, rng, rows = loaded_by_system(model), Random(0), list[Row]()
     for number, (name, kind, text) in enumerate(asked):
-        ids, texts = named.encode(text), dict[str, list[int]]()
+        ids, texts = loaded[HEADS].encode(text), dict[str, list[int]]()
         for system in rng.sample(systems, len(systems)):
             target, drafts = drafter(loaded, system)
             sampling = {"temperature": temperature, "seed": number} if temperature else {}
@@ -98,7 +104,7 @@ def ratio(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A line for each system."""
     by_system, lines = grouped(rows, "system"), []
-    for system in [system for system in SYSTEMS if system in by_system]:
+    for system in sorted(by_system, key=lambda name: (*SYSTEMS, name).index(name)):
         own, greedy = by_system[system], by_system[GREEDY]
         tokens, calls, drafted, seconds = columns(own, "tokens", "calls", "drafted", "seconds").sum(axis=1)
         ratios = [ratio(own, greedy, clock) for clock in ("seconds", "processor")]

@@ -61,7 +61,7 @@ class CatalogueEntry:
 
     source, sha256: where it is, and the hash of what is downloaded.
     megabytes: of the download; memory: that a decode takes.  parameters: in millions.
-    assets: the folder of what this package has for it.
+    assets: folders of what this package has for it; a later one's file takes the place of an earlier one's.
     """
 
     name: str
@@ -72,10 +72,12 @@ class CatalogueEntry:
     megabytes: int
     memory: int
     parameters: int
-    assets: str
+    assets: tuple[str, ...]
 
 
-def _qwen_coder(size: str, revision: str, sha256: str, megabytes: int, memory: int, parameters: int) -> CatalogueEntry:
+def _qwen_coder(
+    size: str, revision: str, sha256: str, megabytes: int, memory: int, parameters: int, *assets: str
+) -> CatalogueEntry:
     file = f"qwen2.5-coder-{size.lower()}-instruct-q4_k_m.gguf"
     return CatalogueEntry(
         name=f"qwen2.5-coder-{size.lower()}",
@@ -86,7 +88,7 @@ def _qwen_coder(size: str, revision: str, sha256: str, megabytes: int, memory: i
         megabytes=megabytes,
         memory=memory,
         parameters=parameters,
-        assets="qwen2.5-coder",
+        assets=("qwen2.5-coder", *assets),
     )
 
 
@@ -106,7 +108,7 @@ CATALOGUE = {
             megabytes=93,
             memory=290,
             parameters=135,
-            assets="smollm2-135m",
+            assets=("smollm2-135m",),
         ),
         _qwen_coder(
             "0.5B",
@@ -115,6 +117,7 @@ CATALOGUE = {
             491,
             840,
             494,
+            "qwen2.5-coder-0.5b",
         ),
         _qwen_coder(
             "1.5B",
@@ -210,7 +213,7 @@ def get_model(
         with locked(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 _make_folder(entry, None if file is None else Path(file), folder, report)
-    for path in sorted((ASSETS / entry.assets).glob("*")):
+    for path in (each for name in entry.assets for each in sorted((ASSETS / name).glob("*"))):
         if path.name in EXTRAS:
             copy(path, folder / path.name)
     return folder

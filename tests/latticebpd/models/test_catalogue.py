@@ -131,7 +131,7 @@ def wheel(tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pyte
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny[0], "tiny/tiny.gguf")
     entry = dataclasses.replace(
-        CATALOGUE["smollm2-135m"], name="tiny", assets="tiny",
+        CATALOGUE["smollm2-135m"], name="tiny", assets=("tiny",),
         source=PackageFile("tiny==1", file.name, "tiny/tiny.gguf"),
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )  # fmt: skip
@@ -272,7 +272,7 @@ def at_hub(tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pyt
     """The tiny model as a file of the hub, which the catalogue knows as ``tiny-hub``; what the hub was asked for."""
     entry = dataclasses.replace(
         CATALOGUE["qwen2.5-coder-0.5b"], name="tiny-hub", source=HubFile("someone/tiny", "abc123", "tiny.gguf"),
-        sha256=hashlib.sha256(tiny[0].read_bytes()).hexdigest(), assets="tiny",
+        sha256=hashlib.sha256(tiny[0].read_bytes()).hexdigest(), assets=("tiny",),
     )  # fmt: skip
     asked: dict[str, Any] = {}
 
