@@ -84,36 +84,46 @@ HELD_OUT = 16
 
 
 def corpus(written: Path, kinds: list[str], folder: Path) -> None:
-    """Write what everything that drafts learns from, ``learn.npz``, and ``held-out.npz``: prompts with their answers,
-    without those of `LEFT_OUT` kinds, and their hidden states, where `distill` stored those of every answer.
+    """Write what drafts learn from: prompts with their answers, without those of `LEFT_OUT` kinds.
 
+    ``learn.npz`` and ``held-out.npz`` are of the shards whose hidden states `distill` stored, with these states, or of
+    all if there are none; ``more.npz`` has the other shards, from which only n-gram models learn.
     kinds: of all prompts, in order.
     """
-    directory = distilled_directory(written)
-    size, files = directory.settings()["options"]["shard_prompts"], sorted(directory.path.glob("shard-*.npz"))
-    own = states_directory(written)
-    with_states = all(own.file(int(file.stem[6:])).exists() for file in files)
-    shards = []
-    for file in files:
-        number, texts = int(file.stem[6:]), Texts.load(file)
-        kept = [row for row in range(len(texts)) if kinds[number * size + row] not in LEFT_OUT]
-        ends = np.cumsum([0, *texts.answer_lengths])
-        opened = load_file(own.file(number))[LAST] if with_states else None
-        rows = [] if opened is None else [opened[ends[row] : ends[row + 1]] for row in kept]
-        shards.append((texts.chosen(kept), rows))
-    every, states = Texts.joined([texts for texts, _ in shards]), [each for _, rows in shards for each in rows]
+    directory, own = distilled_directory(written), states_directory(written)
+    size = directory.settings()["options"]["shard_prompts"]
+    numbers = [int(file.stem[6:]) for file in sorted(directory.path.glob("shard-*.npz"))]
+    stated = [number for number in numbers if own.file(number).exists()]
+    texts, states = list[Texts](), list[torch.Tensor]()
+    for number in stated or numbers:
+        shard, kept = allowed(Texts.load(directory.file(number)), kinds[number * size :])
+        texts.append(shard.chosen(kept))
+        if stated:
+            rows = load_file(own.file(number))[LAST].split(shard.answer_lengths.tolist())
+            states += [rows[row] for row in kept]
+    every = Texts.joined(texts)
     held_out = np.arange(len(every)) % HELD_OUT == 0
     folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("learn", ~held_out), ("held-out", held_out)):
-        numbers = np.flatnonzero(chosen).tolist()
-        texts, path = every.chosen(numbers), folder / f"{name}.npz"
-        if with_states:
+    for name, chosen in (("held-out", held_out), ("learn", ~held_out)):
+        path, rows = folder / f"{name}.npz", np.flatnonzero(chosen).tolist()
+        if stated:
             to = states_directory(path)
-            settings = own.settings() | {"num_shards": 1, "shard_texts": len(texts)}
-            to.claim(settings)
-            save_states(to.file(0), texts, {LAST: torch.cat([states[number] for number in numbers])})
-        texts.save(path)
-        print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens{' and their states' if with_states else ''}")
+            to.claim(own.settings() | {"num_shards": 1, "shard_texts": len(rows)})
+            save_states(to.file(0), every.chosen(rows), {LAST: torch.cat([states[row] for row in rows])})
+        save(every.chosen(rows), path)
+    if others := sorted({*numbers} - {*(stated or numbers)}):
+        more = [allowed(Texts.load(directory.file(number)), kinds[number * size :]) for number in others]
+        save(Texts.joined([shard.chosen(kept) for shard, kept in more]), folder / "more.npz")
+
+
+def allowed(shard: Texts, kinds: list[str]) -> tuple[Texts, list[int]]:
+    """A shard, and which of its texts may be used.  kinds: of its prompts and those after them."""
+    return shard, [row for row in range(len(shard)) if kinds[row] not in LEFT_OUT]
+
+
+def save(texts: Texts, path: Path) -> None:
+    texts.save(path)
+    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens")
 
 
 def main() -> None:

@@ -64,7 +64,8 @@ def main() -> None:
     kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
     stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work))
     trained, lm = heads(work, model, args.steps), work / "lm.fst"
-    stage(lm, lambda: latticebpd("lm train", work / "learn.npz", "--tokenizer", trained, "-o", lm))
+    texts = [path for path in (work / "learn.npz", work / "more.npz") if path.exists()]
+    stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", trained, "-o", lm))
     calibrated(work / "without-heads", lm, work / "held-out.npz")
     lattices = work / "lattices"
     latticebpd("lattices --prompts", work / "held-out.npz", "--model", trained, LATTICES, "-o", lattices)

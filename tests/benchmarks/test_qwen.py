@@ -131,31 +131,37 @@ def test_packed_answers_are_resumed_from(tmp_path: Path) -> None:
         unpack(tmp_path / "answers.npz.xz", prompts.chosen(range(9)), tmp_path / "other")
 
 
-@pytest.mark.parametrize("with_states", [False, True])
+@pytest.mark.parametrize("stated", [(), (0, 2), (2,)])
 def test_a_corpus_leaves_out_what_may_not_be_used_and_holds_out_every_sixteenth_answer(
-    tmp_path: Path, with_states: bool
+    tmp_path: Path, stated: tuple[int, ...]
 ) -> None:
+    """stated: shards with hidden states; heads learn from those only, if there are any."""
     written = tmp_path / "written"
     directory, own = distilled_directory(written), states_directory(written)
-    directory.claim({"prompts": 30, "options": {"shard_prompts": 10}})
-    own.claim({"num_shards": 3, "model": "sha256:0", "layers": [], "shard_texts": 10})
+    directory.claim({"prompts": 90, "options": {"shard_prompts": 30}})
+    own.claim({"num_shards": 3, "model": "sha256:0", "layers": [], "shard_texts": 30})
     for shard in (0, 2):  # the one between is not written yet
-        texts = Texts.of_rows([[1, 2, 100 + 10 * shard + number, 99] for number in range(10)], [2] * 10)
+        texts = Texts.of_rows([[1, 2, 100 + 30 * shard + number, 99] for number in range(30)], [2] * 30)
         texts.save(directory.file(shard))
-        if with_states or shard == 0:
+        if shard in stated:
             states = [[float(token)] * 4 for row, _ in texts.items() for token in row[1:3]]
             save_states(own.file(shard), texts, {LAST: torch.tensor(states)})
-    kinds = ["summ_dialog" if number == 1 else "explain" for number in range(30)]
+    kinds = ["summ_dialog" if number == 1 else "explain" for number in range(90)]
     corpus(written, kinds, tmp_path)
-    kept = [100, *range(102, 110), *range(120, 130)]
-    for name, expected in (("held-out", [100, 127]), ("learn", [each for each in kept if each not in (100, 127)])):
+    kept = [100 + number for number in range(90) if number != 1 and number // 30 in (stated or (0, 2))]
+    held_out = kept[::16]
+    for name, expected in (("held-out", held_out), ("learn", [each for each in kept if each not in held_out])):
         texts = Texts.load(tmp_path / f"{name}.npz")
         assert [row[2] for row, _ in texts.items()] == expected
         states = load_states(tmp_path / f"{name}.npz", texts)
-        assert (states is not None) == with_states
+        assert (states is not None) == bool(stated)
         if states is not None:
             found = [states.of_text(number)[:, 0].tolist() for number in range(len(texts))]
             assert found == [[2, token] for token in expected]
+    assert (tmp_path / "more.npz").exists() == (stated == (2,))
+    if stated == (2,):
+        others = [row[2] for row, _ in Texts.load(tmp_path / "more.npz").items()]
+        assert others == [100 + number for number in range(30) if number != 1]
 
 
 def test_questions_of_both_kinds_are_asked_as_they_are_meant(tmp_path: Path) -> None:
