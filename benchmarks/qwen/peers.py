@@ -1,0 +1,113 @@
+"""llama.cpp on the questions of `speed.py`, with the same file and the same prompts, by its own drafts too.
+
+    python -m venv VENV && VENV/bin/pip install xllamacpp      # llama.cpp's server in a wheel, compiled for AVX2
+    python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-0.5b --python VENV/bin/python -o peers.csv
+    python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b ...
+
+Drafts are prompt lookup (``ngram-simple``, with llama.cpp's sizes and with short ones, which suit short answers)
+and, with ``--drafter``, a smaller model. Each system is a process of its own, one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import columns, grouped, options, read_csv, run, table, write_csv, write_json
+from benchmarks.qwen.speed import Row, questions
+from latticebpd import load
+from latticebpd.models.catalogue import GGUF_NAME, resolved
+
+SERVER = """
+import hashlib, json, sys, time
+import xllamacpp
+asked = json.load(sys.stdin)
+options = xllamacpp.CommonParams()
+options.model.path, options.n_ctx, options.n_parallel = asked["model"], 4096, 1
+for each in (options.cpuparams, options.cpuparams_batch, options.speculative.draft.cpuparams,
+             options.speculative.draft.cpuparams_batch):
+    each.n_threads = asked["threads"]
+kind = xllamacpp.common_speculative_type
+if asked["lookup"]:
+    options.speculative.types = [kind.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    options.speculative.ngram_simple.size_n, options.speculative.ngram_simple.size_m = asked["lookup"]
+elif asked["drafter"]:
+    options.speculative.types = [kind.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    options.speculative.draft.mparams.path = asked["drafter"]
+server = xllamacpp.Server(options)
+for number, prompt in enumerate(asked["prompts"]):
+    begun, used = time.perf_counter(), time.process_time()
+    out = server.handle_completions({"prompt": prompt, "max_tokens": asked["tokens"], "temperature": 0.0,
+                                     "cache_prompt": False})
+    seconds, processor = time.perf_counter() - begun, time.process_time() - used
+    text = hashlib.sha256(out["choices"][0]["text"].encode()).hexdigest()[:12]
+    record = {"number": number, "tokens": out["usage"]["completion_tokens"], "seconds": seconds,
+              "processor": processor, "text": text}
+    print("row", json.dumps(record), flush=True)
+"""
+
+
+def measure(
+    python: str, model: Path, drafter: Path | None, prompts: list[list[int]], new_tokens: int, threads: int
+) -> dict[str, list[Row]]:
+    """Rows of each system, in the order of the prompts."""
+    systems: dict[str, tuple[list[int] | None, Path | None]] = {
+        "llama.cpp": (None, None), "llama.cpp, lookup 12 and 48": ([12, 48], None),
+        "llama.cpp, lookup 3 and 3": ([3, 3], None),
+    }  # fmt: skip
+    if drafter is not None:
+        systems["llama.cpp, smaller model"] = (None, drafter)
+    rows = {}
+    for name, (lookup, other) in systems.items():
+        asked = {"model": str(model), "drafter": other and str(other), "lookup": lookup, "prompts": prompts,
+                 "tokens": new_tokens, "threads": threads}  # fmt: skip
+        done = subprocess.run([python, "-c", SERVER], input=json.dumps(asked), capture_output=True, text=True)
+        lines = [line[4:] for line in done.stdout.splitlines() if line.startswith("row ")]
+        if len(lines) != len(prompts):
+            raise ValueError(f"{name}: expected {len(prompts)} answers, got {len(lines)}: {done.stderr[-300:]}")
+        rows[name] = [json.loads(line) for line in lines]
+        print(f"{name}: done", file=sys.stderr)
+    return rows
+
+
+def tables(rows: list[dict[str, str]]) -> None:
+    lines, texts = [], {name: [row["text"] for row in own] for name, own in grouped(rows, "system").items()}
+    for name, own in grouped(rows, "system").items():
+        tokens, seconds, processor = columns(own, "tokens", "seconds", "processor").sum(axis=1)
+        same = sum(a == b for a, b in zip(texts[name], texts["llama.cpp"], strict=True))
+        lines.append([name, f"{tokens / seconds:.1f}", f"{tokens / processor:.1f}", f"{same} of {len(own)}"])
+    table("llama.cpp", ("system", "tokens/s", "by processor time", "texts equal to llama.cpp's greedy ones"), lines)
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("questions", type=Path, nargs="?", help="as of speed.py")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
+    parser.add_argument("--drafter", help="a smaller model of the catalogue, which drafts")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has xllamacpp")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
+    parser.add_argument("--most", type=int, help="questions, the first ones")
+    parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    if not args.table:
+        asked, loaded = questions(args.questions, args.most), load(args.model)
+        prompts = [list(map(int, loaded.encode(text))) for _, _, text in asked]
+        drafter = None if args.drafter is None else Path(resolved(args.drafter)) / GGUF_NAME
+        measured = measure(args.python, loaded.folder / GGUF_NAME, drafter, prompts, args.new_tokens, args.threads)
+        rows = [
+            {"question": name, "kind": kind, "system": system, "prompt": len(prompt), **each}
+            for system, own in measured.items()
+            for (name, kind, _), prompt, each in zip(asked, prompts, own, strict=True)
+        ]
+        write_csv(args.output, rows)
+        about = {name: str(getattr(args, name)) for name in ("model", "drafter", "new_tokens", "threads")}
+        write_json(args.output.with_suffix(".json"), about)
+    tables(read_csv(args.output))
+
+
+if __name__ == "__main__":
+    run(main)
