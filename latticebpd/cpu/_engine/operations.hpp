@@ -17,6 +17,10 @@ namespace engine {
 // more to do for each weight, does not wait for memory.
 constexpr std::size_t kAhead = 32768;
 
+// What formats add to a group's products with weights that are not negative: minus their offset times the sum of q; of
+// q6_k, for each half of the group. Computed once, since every panel's products start from them.
+enum Correction { kOffset8, kOffset16, kOffset32, kOffset128, kFirstHalf32, kSecondHalf32, kCorrections };
+
 // Inputs as integers q times a scale for each group of 32: |q| <= 127, except the four neighbours that include the
 // largest number: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
 // others no precision, and the group's products only one instruction more.
@@ -25,7 +29,7 @@ struct QuantizedGroup {
     std::uint32_t column;                  // of these four numbers
     std::uint32_t mask, shift;             // of the column's nibbles in packed weights, and of their products times 128
     float scale, total;                    // total: scale times the sum of q
-    std::int32_t sums[2];                  // of all q and of the first 16, negated
+    std::int32_t corrections[kCorrections];
 };
 
 struct QuantizedRows {
