@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from latticebpd.checks import expect
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.lattices.drafts import DraftTree
 
 
@@ -35,6 +36,8 @@ class State:
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
         token but the last; None where it needs none. Of the same kind as ``hidden``; good until the next pass.
+    automaton, automaton_state: of the row's constraint, and its state after ``tokens``; None and 0 without a constraint.
+        A drafter that looks at neither may draft what is illegal: such nodes are cut before the pass.
     """
 
     row: int
@@ -44,6 +47,8 @@ class State:
     max_depth: int
     source: Sequence[int] = ()
     layers: Any = None
+    automaton: TokenAutomaton | None = None
+    automaton_state: int = 0
 
     @property
     def is_first(self) -> bool:
