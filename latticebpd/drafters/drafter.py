@@ -36,8 +36,8 @@ class State:
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
         token but the last; None where it needs none. Of the same kind as ``hidden``; good until the next pass.
-    automaton, automaton_state: of the row's constraint, and its state after ``tokens``; None and 0 without a constraint.
-        A drafter that looks at neither may draft what is illegal: such nodes are cut before the pass.
+    automaton, automaton_state: of the row's constraint, and its state after ``tokens``; None and 0 without one. A
+        drafter that looks at neither may draft what is illegal: such nodes are cut before the pass.
     """
 
     row: int
