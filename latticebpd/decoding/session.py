@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
+from latticebpd.constraints.constraint import Constraints
 from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, SequenceState, begin_texts, prepare
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
@@ -90,14 +91,17 @@ class Session:
     text_cache: TextCache | None = None
 
     @classmethod
-    def begin(cls, model: AnyModel, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
-        """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
+    def begin(
+        cls, model: AnyModel, input_ids: Ids, constraint: Constraints = None, **options: Unpack[SessionOptions]
+    ) -> Session:
+        """Prepare a decode; ValueError for unusable prompts, limits, processors, constraints, generation config or
+        model."""
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
         target = target_model(model)
         settings = GenerationSettings(target, **{name: options.get(name) for name in fields})
         prompts = prepare(target, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
-        texts = begin_texts(target, settings, prompts, processors, criteria, options.get("tokenizer"))
+        texts = begin_texts(target, settings, prompts, processors, criteria, options.get("tokenizer"), constraint)
         cache = options.get("text_cache")
         if cache is not None and (len(texts) > 1 or target.is_encoder_decoder):
             got = "an encoder–decoder" if target.is_encoder_decoder else f"{len(texts)} prompts"
@@ -158,13 +162,14 @@ class PendingTokens:
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
         hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
 
-        def moved(compute: Callable[[Sequence[int], Sequence[int]], Any]) -> Callable[..., Any]:
-            return lambda rows, columns: compute(
-                rows, [before[row] + column for row, column in zip(rows, columns, strict=True)]
+        def moved(compute: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda rows, columns, *others: compute(
+                rows, [before[row] + column for row, column in zip(rows, columns, strict=True)], *others
             )
 
         best_of = None if verified.best_of is None else moved(verified.best_of)
-        return Verified(hidden, moved(verified.logits_of), None, best_of)
+        some_of = None if verified.some_logits_of is None else moved(verified.some_logits_of)
+        return Verified(hidden, moved(verified.logits_of), None, best_of, some_of)
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""

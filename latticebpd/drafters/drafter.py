@@ -6,7 +6,8 @@ class with these two methods; nothing else changes.
 
 A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read
 the prompt, so that the first pass verifies a draft already. One that reads hidden states of selected layers
-says which, ``needs_layers = (1, 9)``, counted from 0.
+says which, ``needs_layers = (1, 9)``, counted from 0. What a constraint says must follow is added to every drafter's
+trees, unless it says ``drafts_forced = False``.
 """
 
 from __future__ import annotations
@@ -77,9 +78,15 @@ class Drafter(Protocol):
 
 
 class NoDrafter(Drafter):
-    """Drafts nothing: plain greedy decoding, one token a call, the baseline of everything else."""
+    """Drafts nothing: plain greedy decoding, one token a call, the baseline of everything else.
+
+    drafts_forced: draft what a constraint says must follow, and nothing else.
+    """
 
     needs_hidden = False
+
+    def __init__(self, drafts_forced: bool = False) -> None:
+        self.drafts_forced = drafts_forced
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return [DraftTree.empty()] * len(states)
@@ -89,6 +96,11 @@ def needs_hidden(drafter: Drafter) -> bool:
     """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of
     it."""
     return bool(getattr(drafter, "needs_hidden", True))
+
+
+def drafts_forced(drafter: Drafter) -> bool:
+    """Whether forced tokens are added to a drafter's trees."""
+    return bool(getattr(drafter, "drafts_forced", True))
 
 
 def needs_layers(*drafters: Drafter) -> tuple[int, ...]:
