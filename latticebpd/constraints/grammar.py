@@ -8,7 +8,8 @@ mask: where the bytes that follow are determined and so is how a tokenizer write
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -50,7 +51,8 @@ class GrammarConstraint:
     def __post_init__(self) -> None:
         matcher = _llguidance().LLMatcher
         expect(len(self.grammar) <= MAX_BYTES, f"{self.kind} of at most {MAX_BYTES} bytes", len(self.grammar))
-        is_error, messages = matcher.validate_grammar_with_warnings(self.grammar, limits=_limits())
+        with _panics_refused(self.kind):
+            is_error, messages = matcher.validate_grammar_with_warnings(self.grammar, limits=_limits())
         if is_error or messages:  # a warning is of something that would be ignored
             raise ValueError(f"expected {self.kind} that can be compiled, got {_line(messages[0])}")
 
@@ -64,7 +66,8 @@ class GrammarConstraint:
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> GrammarAutomaton:
         with _LOCK:
             if (compiled := self._compiled.get(tokens)) is None:
-                compiled = _llguidance().LLMatcher(_tokenizer(tokens), self.grammar, limits=_limits())
+                with _panics_refused(self.kind):
+                    compiled = _llguidance().LLMatcher(_tokenizer(tokens), self.grammar, limits=_limits())
                 self._compiled[tokens] = compiled
             return GrammarAutomaton(compiled.deep_copy(), tokens, eos_ids, self.kind)
 
@@ -82,7 +85,8 @@ def json_schema(schema: Mapping[str, Any] | str, any_whitespace: bool = False) -
         text = schema if isinstance(schema, str) else json.dumps(schema)
         expect(len(text) <= MAX_BYTES, f"{kind} of at most {MAX_BYTES} bytes", len(text))
         overrides = {**(_ANY_WAY if any_whitespace else _ONE_WAY), "lenient": False}
-        grammar = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+        with _panics_refused(kind):
+            grammar = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=overrides)
     except RecursionError:
         raise ValueError(f"expected {kind}, got one that is nested too deeply") from None
     except (TypeError, ValueError) as error:
@@ -222,14 +226,14 @@ class GrammarAutomaton:
         return ids
 
     def _written(self, before: bytes, forced: bytes) -> list[int]:
-        """The tokens of bytes as the tokenizer writes them after others; none where a token crosses the boundary."""
-        whole = before[_whole(before) :] + forced
-        text = whole.decode("utf-8", "ignore")
-        ids, length = self.tokens.encode(text), len(whole) - len(forced)
-        for i, token in enumerate(ids):
-            if length <= 0:
-                return ids[i:] if not length else []
-            length -= len(self.tokens.spelled[token] or b"")
+        """The tokens of bytes as the tokenizer writes them after others or, where those end within a token, alone; none
+        if neither spells them."""
+        for context in (before[_whole(before) :], b""):
+            ids, length = self.tokens.encode((context + forced).decode("utf-8", "ignore")), 0
+            while ids and length < len(context):
+                length += len(self.tokens.bytes_of([ids.pop(0)]))
+            if ids and length == len(context) and forced.startswith(self.tokens.bytes_of(ids)):
+                return ids
         return []
 
     def _check(self, matcher: Any) -> None:
@@ -264,6 +268,18 @@ def _whole(text: bytes) -> int:
 
 def _llguidance() -> Any:
     return extra_module("llguidance", "grammar", "structured output")
+
+
+@contextmanager
+def _panics_refused(kind: str) -> Iterator[None]:
+    """ValueError where llguidance fails on what it is given, with an exception that is no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        got = f"one that llguidance fails on ({_line(error)})"
+        raise ValueError(f"expected {kind} that can be compiled, got {got}") from error
 
 
 def _limits() -> Any:

@@ -111,6 +111,7 @@ class SequenceState:
     automaton: of the text's constraint, which every committed token obeys; None without one.
     shown: what criteria and processors see in place of the prompt, by default the prompt.
     automaton_state: after ``tokens``.
+    cut: whether the text has ended at its length limit only.
     """
 
     tokens: list[int]
@@ -121,6 +122,7 @@ class SequenceState:
     automaton: TokenAutomaton | None = None
     shown: list[int] = field(init=False)
     finished: bool = field(default=False, init=False)
+    cut: bool = field(default=False, init=False)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +158,9 @@ class SequenceState:
         if self.automaton is not None:
             self.automaton_state = after(self.automaton, self.automaton_state, token)
             expect(self.automaton_state != ILLEGAL, "a token that the constraint allows", token)
-        self.finished = len(self.tokens) >= self.max_length or token in self.eos_ids or self._meets_criteria()
+        ended = token in self.eos_ids or self._meets_criteria()
+        self.cut = not ended and len(self.tokens) >= self.max_length
+        self.finished = ended or self.cut
 
     def _commit_certain_end(self, automaton: TokenAutomaton) -> list[int]:
         """Append what follows if each token of it is the only legal one and the last one ends the text."""

@@ -49,13 +49,7 @@ class LegalChoice:
 
     def _by_few_logits(self, choices: Sequence[_Choice]) -> None:
         compute = self.verified.some_logits_of
-        choices = [
-            each
-            for each in choices
-            if each.position is not None
-            and self.is_greedy[each.row]
-            and np.count_nonzero(each.legal) < FEW * len(each.legal)
-        ]
+        choices = [each for each in choices if self.is_greedy[each.row] and each.is_narrow]
         if compute is None or not choices:
             return
         tokens = [np.flatnonzero(each.legal) for each in choices]
@@ -96,6 +90,11 @@ class _Choice:
             self.legal = position[0].legal(position[1])
             if np.count_nonzero(self.legal) == 1:
                 self.token = int(np.argmax(self.legal))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether few tokens are legal."""
+        return self.position is not None and np.count_nonzero(self.legal) < FEW * len(self.legal)
 
     @property
     def weighted(self) -> bool:

@@ -70,6 +70,8 @@ class Generated:
     prefilled: tokens that each row's prefill committed: 1, or the whole text if a constraint determines all that
         follows; 0 without a prefill.
     trace: what every call did for every row, in order; None if no trace was asked for.
+    cut: for each row whether its text ended at its length limit only. Such a text may be no complete one of a
+        constraint.
     """
 
     sequences: Any
@@ -81,6 +83,7 @@ class Generated:
     verified_tokens: int
     prefilled: tuple[int, ...]
     trace: list[Step] | None
+    cut: tuple[bool, ...] = ()
 
     @property
     def tokens(self) -> np.ndarray:
@@ -221,6 +224,7 @@ def decode(
         verified_tokens=int(nodes.sum()),
         prefilled=tuple(prefilled),
         trace=steps if trace else None,
+        cut=tuple(text.cut for text in texts),
     )
 
 

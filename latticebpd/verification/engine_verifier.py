@@ -134,4 +134,11 @@ class EngineVerifier:
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
             return as_tensor(np.stack(asked(rows, columns)))
 
-        return Verified(hidden, logits_of, None, AskedColumns(best, trees, together))
+        def some_logits_of(
+            rows: Sequence[int], columns: Sequence[int], tokens: Sequence[np.ndarray]
+        ) -> list[np.ndarray]:
+            counts = list(map(len, tokens))
+            logits = self.model.logits_of(picked(rows, columns), np.concatenate(tokens), counts, self.threads)
+            return np.split(logits, np.cumsum(counts)[:-1])
+
+        return Verified(hidden, logits_of, None, AskedColumns(best, trees, together), some_logits_of)
