@@ -173,7 +173,8 @@ class GrammarAutomaton:
             number = reached.pop()
             kept[number] = self._nodes[number]
             reached += [after for after in kept[number].after.values() if after != ILLEGAL]
-        self._matcher(kept[state])
+        if not kept[state].ended:
+            self._matcher(kept[state])
         kept[state].before = None
         self._nodes = kept
 

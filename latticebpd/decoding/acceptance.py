@@ -331,7 +331,9 @@ def accepted_paths(
             return verified.best_of(rows, columns)
         return by_rules(rows, nodes, adjusted(rows, nodes, verified.logits_of(rows, columns)))
 
-    choose_legal = LegalChoice(verified, is_greedy, adjusted if adjust is not None else None, by_rules)
+    def choose_legal(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
+        among = LegalChoice(verified, is_greedy, None if adjust is None else adjusted, by_rules)
+        return among(rows, nodes, [positions[row] for row in rows])
 
     chosen: dict[tuple[int, int], int] = {}
     if not any(positions) and adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
@@ -347,7 +349,7 @@ def accepted_paths(
         if chosen:
             tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)]
         elif any(positions[row] for row in walking):
-            tokens = choose_legal(walking, ends, [positions[row] for row in walking])
+            tokens = choose_legal(walking, ends)
         else:
             tokens = choose(walking, ends)
         still_walking = []

@@ -88,6 +88,7 @@ def test_states_allow_what_the_parser_allows_after_their_path(name: str) -> None
             if draw.random() < 0.5:
                 automaton.release(state)
             if token == EOS:
+                automaton.release(state)
                 assert not automaton.legal(state).any()
                 assert not len(automaton.forced(state))
                 assert after(automaton, state, 5) == ILLEGAL
