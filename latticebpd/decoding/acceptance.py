@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from latticebpd.checks import expect
-from latticebpd.constraints.token_automaton import TokenAutomaton, after
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.decoding.legal_choice import LegalChoice
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
@@ -300,6 +300,7 @@ def accepted_paths(
     """
     rules = rule if isinstance(rule, Sequence) else [rule] * len(trees)
     positions = [None] * len(trees) if automata is None else [*automata]
+    constrained = any(position is not None for position in positions)
 
     def by_rules(rows: Sequence[int], nodes: Sequence[int], logits: Tensor) -> list[int]:
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
@@ -325,18 +326,17 @@ def accepted_paths(
 
     is_greedy = [adjust is None and type(each) is Exact for each in rules]
 
-    def choose(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
+    def choose_any(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
         columns = [node + 1 for node in nodes]
         if verified.best_of is not None and all(is_greedy[row] for row in rows):
             return verified.best_of(rows, columns)
         return by_rules(rows, nodes, adjusted(rows, nodes, verified.logits_of(rows, columns)))
 
-    def choose_legal(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
-        among = LegalChoice(verified, is_greedy, None if adjust is None else adjusted, by_rules)
-        return among(rows, nodes, [positions[row] for row in rows])
-
+    choose: Callable[[list[int], list[int]], list[int]] = choose_any
+    if constrained:
+        choose = LegalChoice(trees, positions, verified, is_greedy, None if adjust is None else adjusted, by_rules)
     chosen: dict[tuple[int, int], int] = {}
-    if not any(positions) and adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
+    if not constrained and adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
         # One projection for all nodes costs less than a transfer per step. On a CPU, and with processors, logits are
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]
@@ -346,19 +346,12 @@ def accepted_paths(
     walking = list(range(len(trees)))
     while walking:
         ends = [paths[row][-1] if paths[row] else ROOT for row in walking]
-        if chosen:
-            tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)]
-        elif any(positions[row] for row in walking):
-            tokens = choose_legal(walking, ends)
-        else:
-            tokens = choose(walking, ends)
+        tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)] if chosen else choose(walking, ends)
         still_walking = []
         for row, end, token in zip(walking, ends, tokens, strict=True):
             next_tokens[row] = token
             if (child := trees[row].edges.get((end, token))) is not None:
                 paths[row].append(child)
                 still_walking.append(row)
-                if (position := positions[row]) is not None:
-                    positions[row] = position[0], after(*position, token)
         walking = still_walking
     return paths, next_tokens

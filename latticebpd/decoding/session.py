@@ -20,6 +20,7 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
+from latticebpd.verification.asked_columns import Wanted
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier import Verified, Verifier
 from latticebpd.verification.verifiers import verifier_of
@@ -161,15 +162,7 @@ class PendingTokens:
         states = verified.hidden
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
         hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
-
-        def moved(compute: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda rows, columns, *others: compute(
-                rows, [before[row] + column for row, column in zip(rows, columns, strict=True)], *others
-            )
-
-        best_of = None if verified.best_of is None else moved(verified.best_of)
-        some_of = None if verified.some_logits_of is None else moved(verified.some_logits_of)
-        return Verified(hidden, moved(verified.logits_of), None, best_of, some_of)
+        return _shifted(verified, before, hidden)
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""
@@ -203,6 +196,26 @@ class PendingTokens:
         """Go on with these rows only."""
         self.verifier.select(rows)
         self.tokens = [self.tokens[row] for row in rows]
+
+
+def _shifted(verified: Verified, before: Sequence[int], hidden: Any) -> Verified:
+    """The output of which column 0 is, for each row, the one after ``before`` others.  hidden: of these columns."""
+
+    def of(compute: Callable[..., Any] | None) -> Any:
+        if compute is None:
+            return None
+        return lambda rows, columns, *others: compute(
+            rows, [before[row] + column for row, column in zip(rows, columns, strict=True)], *others
+        )
+
+    def only(wanted: Wanted) -> Verified:
+        assert verified.only is not None
+        return _shifted(verified.only(lambda row, column: wanted(row, column - before[row])), before, hidden)
+
+    return Verified(
+        hidden, of(verified.logits_of), None, of(verified.best_of), of(verified.some_logits_of),
+        None if verified.only is None else only,
+    )  # fmt: skip
 
 
 def _append(tokens: Sequence[int], tree: DraftTree) -> DraftTree:

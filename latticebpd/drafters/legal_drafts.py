@@ -11,14 +11,14 @@ from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
 def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
     """The tree without the nodes whose token is not legal after their prefix, and what follows them.  state: before
     the tree."""
-    return tree.subtree(_states(tree, automaton, state) != ILLEGAL)
+    return tree.subtree(tree_states(tree, automaton, state) != ILLEGAL)
 
 
 def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
     """A legal tree, and what must follow its root and its likeliest path; those tokens come first, as likely as what
     they follow."""
     leaf = _likeliest_leaf(tree)
-    end = state if leaf == ROOT else int(_states(tree, automaton, state)[leaf])
+    end = state if leaf == ROOT else int(tree_states(tree, automaton, state)[leaf])
     chain = _legal_chain(automaton, state)
     below = _legal_chain(automaton, end) if leaf != ROOT else []
     if not chain and not below:
@@ -45,7 +45,7 @@ def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> Draft
     return DraftTree.of_edges(nodes, np.array([*weights.values()]) if known else None, tree.lattice)
 
 
-def _states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.ndarray:
+def tree_states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.ndarray:
     """``[n]`` the state after each node, ILLEGAL for those that cannot be reached."""
     states = np.full(len(tree) + 1, ILLEGAL, np.int64)
     states[ROOT] = state  # the last entry is the root's

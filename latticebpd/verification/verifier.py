@@ -31,6 +31,8 @@ class Verified:
         than logits.
     some_logits_of: rows, columns and for each an array of tokens -> for each an array of their logits; None if no
         faster than logits.
+    only: what is called with ``wanted`` -> the same output, which computes in advance only what ``wanted(row, column)``
+        is true of; None if nothing is computed in advance.
     """
 
     hidden: Any
@@ -38,6 +40,7 @@ class Verified:
     layers: Tensor | None = None
     best_of: Callable[[Sequence[int], Sequence[int]], list[int]] | None = None
     some_logits_of: Callable[[Sequence[int], Sequence[int], Sequence[np.ndarray]], list[np.ndarray]] | None = None
+    only: Callable[[Callable[[int, int], bool]], Verified] | None = None
 
 
 class Verifier(Protocol):
