@@ -214,8 +214,8 @@ def test_a_pass_computes_logits_only_where_there_is_a_choice(name: str, monkeypa
     of, asked = loaded("float32"), list[int]()
     verified = EngineVerifier._verified
 
-    def counted(self: Any, hidden: Any, trees: Any = ()) -> Any:
-        made = verified(self, hidden, trees)
+    def counted(*arguments: Any) -> Any:
+        made = verified(*arguments)
         some = made.some_logits_of
 
         def some_logits_of(rows: Any, columns: Any, tokens: Any) -> Any:
