@@ -45,9 +45,9 @@ class ModelTokens:
         for text, token in self.backend.get_vocab(with_added_tokens=False).items():
             if token < self.vocab_size and token not in added:
                 spelled[token] = spell(text)
-        for token, text in added.items():
-            if token < self.vocab_size and not text.special:
-                spelled[token] = text.content.encode()
+        for token, one in added.items():
+            if token < self.vocab_size and not one.special:
+                spelled[token] = one.content.encode()
         return spelled
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
@@ -67,7 +67,7 @@ def model_tokens(tokenizer: Any, vocab_size: int) -> ModelTokens:
     """Of a tokenizer with the interface of ``transformers``', kept as long as the tokenizer; ValueError for none, or
     one that is not of the ``tokenizers`` library."""
     expect(tokenizer is not None, "a tokenizer together with a constraint", "none", "pass tokenizer=")
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     got = f"{type(tokenizer).__name__}, a slow tokenizer"
     expect(isinstance(backend, Tokenizer), "a tokenizer of the tokenizers library with a constraint", got)
     with _LOCK:

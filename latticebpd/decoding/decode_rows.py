@@ -230,7 +230,9 @@ def begin_texts(
         allows = automaton is None or automaton.legal(automaton.start).any()
         expect(allows, "a constraint that allows some text", "one that allows none")
     texts = zip(prompts.tokens, limits, processors, automata, strict=True)
-    return [SequenceState(list(tokens), limit, eos_ids, others, *own) for tokens, limit, *own in texts]
+    return [
+        SequenceState(list(tokens), limit, eos_ids, others, own, automaton) for tokens, limit, own, automaton in texts
+    ]
 
 
 def accepts_numpy(criterion: Any) -> Any:

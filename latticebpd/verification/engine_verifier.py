@@ -123,8 +123,8 @@ class EngineVerifier:
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 
-        def logits(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
-            return self.model.logits(picked(rows, columns), self.threads)
+        def logits(rows: Sequence[int], columns: Sequence[int]) -> list[np.ndarray]:
+            return [*self.model.logits(picked(rows, columns), self.threads)]
 
         def best(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
