@@ -112,6 +112,7 @@ class SequenceState:
     shown: what criteria and processors see in place of the prompt, by default the prompt.
     automaton_state: after ``tokens``.
     cut: whether the text has ended at its length limit only.
+    unread: tokens at its end that no pass has read: the one that a pass chose last, and a certain end after it.
     """
 
     tokens: list[int]
@@ -123,6 +124,7 @@ class SequenceState:
     shown: list[int] = field(init=False)
     finished: bool = field(default=False, init=False)
     cut: bool = field(default=False, init=False)
+    unread: int = field(default=1, init=False)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,6 +174,7 @@ class SequenceState:
                 return []
             rest.append(int(legal[0]))
             if rest[-1] in self.eos_ids:
+                self.unread += len(rest)
                 return self.commit(rest)
             state = after(automaton, state, rest[-1])
         return []

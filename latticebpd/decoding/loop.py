@@ -209,7 +209,7 @@ def decode(
         steps += calls if trace else []
         sizes += [(len(call.committed), len(call.tree), int(call.tree.depths.max(initial=0))) for call in calls]
     if session.text_cache is not None:
-        session.text_cache.tokens = texts[0].tokens[:-1]  # the last token may be unread
+        session.text_cache.tokens = texts[0].tokens[: -texts[0].unread]
     if streamer is not None:
         streamer.end()
 
