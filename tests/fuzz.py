@@ -1,4 +1,4 @@
-"""Mutated files against the readers of fst, latticebpd.lattices and GGUF: ``python -m tests.fuzz --rounds 100000``.
+"""Mutated files against the readers of fst, lattices, GGUF and grammars: ``python -m tests.fuzz --rounds 100000``.
 
 Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's
 header, a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads
@@ -31,6 +31,11 @@ import pywrapfst
 import fst
 from fst.const_file import ARC, EXPANDED, STATE, parse_fst
 from fst.openfst import to_openfst
+from latticebpd import json_schema, lark
+from latticebpd.constraints.grammar import GrammarConstraint
+from latticebpd.constraints.model_tokens import model_tokens
+from latticebpd.constraints.token_automaton import after
+from latticebpd.drafters.bundled import MODEL as MODEL_FOLDER
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
@@ -39,6 +44,7 @@ from latticebpd.measuring.lattice_files import blocks
 from latticebpd.models.gguf.gguf_file import GgufFile
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import dequantized
+from latticebpd.models.load_target import load_tokenizer
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattices import num_paths, top_arcs
 from tests.helpers.trigrams import good_model
@@ -83,6 +89,23 @@ VALUES: list[Any] = [
     None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "x" * 999, [], {}, [[[]]], {"a": 1}, "\ud800",
     1e-320,
 ]  # fmt: skip
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{2,9}$"},
+        "more": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/n"}, {"const": None}]}, "maxItems": 3},
+    },
+    "required": ["name"],
+    "additionalProperties": {"enum": ["a", 2]},
+    "$defs": {"n": {"type": "integer", "minimum": -3, "maximum": 99}},
+}
+GRAMMAR = b"""start: sum
+sum: NUMBER | sum " + " sum | "(" sum ")" | call{0,2}
+call: /[a-z]+/ "(" sum ")"
+NUMBER: /[0-9]{1,3}/
+"""
+TOKENS = model_tokens(load_tokenizer(MODEL_FOLDER), 8192)
 
 Random = np.random.Generator
 
@@ -460,6 +483,27 @@ def use_gguf(path: Path) -> None:
     tokenizer.decode(tokenizer("ab <s>ba")["input_ids"])
 
 
+def use_schema(path: Path) -> None:
+    use_constraint(json_schema(path.read_text(encoding="utf-8")))
+
+
+def use_grammar(path: Path) -> None:
+    use_constraint(lark(path.read_text(encoding="utf-8")))
+
+
+def use_constraint(constraint: GrammarConstraint) -> None:
+    """A text of legal tokens."""
+    automaton = constraint.automaton(TOKENS, [0])
+    state = automaton.start
+    for number in range(8):
+        assert len(automaton.forced(state)) < 1000
+        choices = np.flatnonzero(automaton.legal(state))
+        if not len(choices):
+            return
+        state = after(automaton, state, int(choices[number % len(choices)]))
+        automaton.release(state)
+
+
 def formats(folder: Path) -> list[Format]:
     """One of each."""
     MODEL.save(folder / "good.fst")
@@ -500,6 +544,8 @@ def formats(folder: Path) -> list[Format]:
         Format(".fst", good("good.fst"), records, use_object),
         Format(".fst", good("lattice.fst"), records, use_object),
         Format(".gguf", good("good.gguf"), any_bytes, use_gguf),
+        Format(".schema", json.dumps(SCHEMA).encode(), values, use_schema),
+        Format(".lark", GRAMMAR, lines, use_grammar),
     ]
 
 
