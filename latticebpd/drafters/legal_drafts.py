@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
@@ -15,34 +17,27 @@ def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftT
 
 
 def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
-    """A legal tree, and what must follow its root and its likeliest path; those tokens come first, as likely as what
-    they follow."""
+    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows."""
+    tree = _with_chain(tree, ROOT, _legal_chain(automaton, state))
     leaf = _likeliest_leaf(tree)
-    end = state if leaf == ROOT else int(tree_states(tree, automaton, state)[leaf])
-    chain = _legal_chain(automaton, state)
-    below = _legal_chain(automaton, end) if leaf != ROOT else []
-    if not chain and not below:
+    if leaf == ROOT:
         return tree
+    return _with_chain(tree, leaf, _legal_chain(automaton, int(tree_states(tree, automaton, state)[leaf])))
+
+
+def _with_chain(tree: DraftTree, node: int, chain: Sequence[int]) -> DraftTree:
+    """A tree with a chain of tokens below a node."""
+    if not chain:
+        return tree
+    nodes: dict[Edge, int] = dict(tree.edges)
     log_probs = np.zeros(len(tree)) if tree.log_probs is None else tree.log_probs
-    nodes: dict[Edge, int] = {}
-    weights: dict[int, float] = {}
-
-    def add(node: int, token: int, weight: float) -> int:
-        node = nodes.setdefault((node, token), len(nodes))
-        weights.setdefault(node, weight)
-        return node
-
-    node = ROOT
+    log_prob = 0.0 if node == ROOT else float(log_probs[node])
+    weights = log_probs.tolist()
     for token in chain:
-        node = add(node, token, 0.0)
-    moved = {ROOT: ROOT}
-    for (parent, token), node in tree.edges.items():
-        moved[node] = add(moved[parent], token, float(log_probs[node]))
-    node = moved[leaf]
-    for token in below:
-        node = add(node, token, float(log_probs[leaf]))
+        node = nodes.setdefault((node, token), len(nodes))
+        weights[node:] = [log_prob, *weights[node + 1 :]]
     known = tree.log_probs is not None or not len(tree)
-    return DraftTree.of_edges(nodes, np.array([*weights.values()]) if known else None, tree.lattice)
+    return DraftTree.of_edges(nodes, np.array(weights) if known else None, tree.lattice)
 
 
 def tree_states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.ndarray:
