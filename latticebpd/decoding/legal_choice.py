@@ -118,7 +118,7 @@ class _Node:
         count = np.count_nonzero(self.legal)
         self.is_narrow = automaton is not None and count < FEW * len(self.legal)
         self.weighted = automaton is not None and automaton.weighted
-        if automaton is not None and count == 1:
+        if automaton is not None and count <= 1:  # none after an end: what is chosen there is not committed
             self.token = int(np.argmax(self.legal))
 
     def costs(self, tokens: np.ndarray) -> Any:

@@ -22,6 +22,7 @@ from latticebpd import (
     Exact,
     Loaded,
     NoDrafter,
+    ReferenceDrafter,
     Sampling,
     State,
     TopK,
@@ -168,6 +169,18 @@ def test_what_must_follow_is_drafted_and_costs_few_calls() -> None:
     assert texts_of(forced) == texts_of(greedy) == [[*chain(*forced.blocks())]] == [[*chain(*greedy.blocks())]]
     assert forced.num_calls < greedy.num_calls / 1.5
     assert not greedy.verified_tokens
+
+
+@pytest.mark.parametrize("weights", ["float32", "torch"])
+@pytest.mark.parametrize("rule", [Exact(), Sampling(temperature=0.01), TopK(2)])
+def test_a_draft_is_accepted_through_its_end(weights: str, rule: Any) -> None:
+    of = loaded(weights)
+    for name in ("schema", "regex", "choice"):
+        expected = expected_text(name, PROMPTS[0])
+        drafter = ReferenceDrafter(expected, 40)
+        out = of.generate(PROMPTS[0], drafter, acceptance=rule, constraint=CONSTRAINTS[name], max_new_tokens=32)
+        assert texts_of(out) == [expected]
+        assert out.num_calls <= 1
 
 
 class Illegal:
