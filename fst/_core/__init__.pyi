@@ -1,7 +1,8 @@
 """The compiled core of fst (C++ sources in this folder); `fst.search` and `fst.NgramModel` are its documented
 interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,9 @@ class Model:
 Sausages = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float32] | None]
 """Tokens and log-probabilities [n, slots, k], transitions [n, slots - 1, k, k]; or one sausage, all without the n."""
 
+Constraints = Sequence[tuple[Any, int] | None] | None
+"""For each lattice a `fst.search.TokenAutomaton` and its state, or None."""
+
 def posteriors(sausages: Sausages, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]
@@ -44,10 +48,22 @@ def lattice_nbest(
 def lattice_posteriors(arcs: Arcs, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 def determinize(arcs: Arcs) -> Arcs: ...
 def nbest(
-    sausages: Sausages, model: Model | None, p: int, alpha: float, contexts: ArrayLike, threads: int
+    sausages: Sausages,
+    model: Model | None,
+    p: int,
+    alpha: float,
+    contexts: ArrayLike,
+    threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def tree(
-    sausages: Sausages, model: Model | None, num_nodes: int, alpha: float, contexts: ArrayLike, threads: int
+    sausages: Sausages,
+    model: Model | None,
+    num_nodes: int,
+    alpha: float,
+    contexts: ArrayLike,
+    threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 
 class TextIndex:
@@ -67,6 +83,7 @@ def calibrated_tree(
     proposals: int,
     contexts: ArrayLike,
     threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
     sausages: Sausages,
