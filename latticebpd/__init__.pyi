@@ -1,6 +1,7 @@
 """The one table of public names, and of where each is: `__init__.py` loads them from it when they are first used."""
 
 from ._version import __version__ as __version__
+from .constraints.automata import fst_constraint as fst_constraint
 from .constraints.constraint import Constraint as Constraint
 from .constraints.grammar import choice as choice
 from .constraints.grammar import json_object as json_object

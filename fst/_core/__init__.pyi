@@ -121,3 +121,34 @@ class ArpaParser:
 def read_symbols(
     file: Buffer, begin: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]: ...
+
+class TokenTrie:
+    """A model's tokens by their bytes; None for a token that spells nothing."""
+
+    def __init__(self, spelled: list[bytes | None]) -> None: ...
+
+class AcceptorOverTokens:
+    """A weighted acceptor, determinized on demand, as an automaton over tokens: of token ids + 1, or with a trie of the
+    tokens' bytes. A token's cost is part of the least cost of any path; end tokens lead to a state without arcs."""
+
+    start: int
+    vocab_size: int
+    weighted: bool
+    num_states: int
+    def __init__(
+        self,
+        offsets: ArrayLike,
+        labels: ArrayLike,
+        targets: ArrayLike,
+        costs: ArrayLike,
+        finals: ArrayLike,
+        start: int,
+        trie: TokenTrie | None,
+        vocab_size: int,
+        end_tokens: list[int],
+    ) -> None: ...
+    def legal(self, state: int) -> NDArray[np.bool_]: ...
+    def successors(self, state: int, tokens: ArrayLike) -> NDArray[np.int64]: ...
+    def costs(self, state: int, tokens: ArrayLike) -> NDArray[np.float32]: ...
+    def forced_labels(self, state: int) -> NDArray[np.int32]: ...
+    def has_longer(self, state: int, spelled: bytes) -> bool: ...

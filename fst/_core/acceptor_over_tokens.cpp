@@ -24,60 +24,65 @@ AcceptorOverTokens::AcceptorOverTokens(Acceptor acceptor, std::shared_ptr<const 
     if (start_ == kNone) fst::refuse("expected an acceptor of a text that the model's tokens spell, got one of none");
 }
 
-// A model with a token for every byte can end from everywhere. Else backward from the ends, by what each state reaches
-// by one token.
+// Mostly a model has a token for every byte, and every state can end. Else backward from the ends by such tokens; what is
+// left walks the trie, until no walk finds a token to a state that can end.
 void AcceptorOverTokens::find_live() {
-    constexpr std::int64_t kMostSteps = std::int64_t{1} << 28;
     std::array<bool, 256> is_token{};
     for (std::int32_t at = 0; at < trie_->size(); at = trie_->node(at).end)
         is_token[trie_->node(at).byte] = trie_->node(at).num_tokens > 0;
-    bool all = true;
-    for (std::int32_t state = 0; state < acceptor_.num_states(); ++state)
-        for (const Acceptor::Arc& arc : acceptor_.arcs(state))
-            all &= arc.label == Acceptor::kEpsilon || is_token[arc.label];
-    if (all) return;
-
-    const auto n = static_cast<std::size_t>(acceptor_.num_states());
-    std::vector<std::vector<std::int32_t>> before(n);  // the states from which a token, or an epsilon, leads to each
-    std::vector<std::vector<std::int32_t>> path(trie_->longest() + 1);
-    std::int64_t steps = 0;
-    for (std::int32_t from = 0; from < acceptor_.num_states(); ++from) {
-        path[0] = {from};
-        for (std::size_t i = 0; i < path[0].size(); ++i)  // and what epsilons lead to
-            for (const Acceptor::Arc& arc : acceptor_.arcs(path[0][i]))
-                if (arc.label == Acceptor::kEpsilon && std::ranges::find(path[0], arc.target) == path[0].end())
-                    path[0].push_back(arc.target);
-        for (const std::int32_t reached : path[0]) before[reached].push_back(from);
-        for (std::int32_t at = 0; at < trie_->size();) {
-            const TokenTrie::Node& node = trie_->node(at);
-            std::vector<std::int32_t>& reached = path[node.depth];
-            reached.clear();
-            const auto add = [&](std::int32_t state) {
-                if (std::ranges::find(reached, state) == reached.end()) reached.push_back(state);
-            };
-            for (const std::int32_t state : path[node.depth - 1])
-                for (const Acceptor::Arc& arc : acceptor_.arcs(state))
-                    if (arc.label == node.byte && arc.label != Acceptor::kEpsilon) add(arc.target);
-            for (std::size_t i = 0; i < reached.size(); ++i)
-                for (const Acceptor::Arc& arc : acceptor_.arcs(reached[i]))
-                    if (arc.label == Acceptor::kEpsilon) add(arc.target);
-            if (node.num_tokens > 0)
-                for (const std::int32_t state : reached) before[state].push_back(from);
-            if ((steps += 1 + static_cast<std::int64_t>(reached.size())) > kMostSteps)
-                fst::refuse("expected a smaller acceptor for tokens that lack some of its bytes; determinize it");
-            at = reached.empty() ? node.end : at + 1;
-        }
-    }
-    live_.assign(n, 0);
+    is_token[Acceptor::kEpsilon] = true;
+    const std::int32_t n = acceptor_.num_states();
+    std::vector<std::vector<std::int32_t>> before(n);
     std::vector<std::int32_t> queue;
-    for (std::int32_t state = 0; state < acceptor_.num_states(); ++state)
-        if (acceptor_.is_final(state)) live_[state] = 1, queue.push_back(state);
+    std::vector<std::uint8_t> live(n, 0);
+    for (std::int32_t state = 0; state < n; ++state) {
+        for (const Acceptor::Arc& arc : acceptor_.arcs(state))
+            if (is_token[arc.label]) before[arc.target].push_back(state);
+        if (acceptor_.is_final(state)) live[state] = 1, queue.push_back(state);
+    }
     while (!queue.empty()) {
         const std::int32_t state = queue.back();
         queue.pop_back();
         for (const std::int32_t from : before[state])
-            if (!live_[from]) live_[from] = 1, queue.push_back(from);
+            if (!live[from]) live[from] = 1, queue.push_back(from);
     }
+    if (std::ranges::count(live, 0) == 0) return;
+    live_ = std::move(live);
+    for (bool grows = true; grows;) {
+        grows = false;
+        for (std::int32_t state = 0; state < n; ++state)
+            if (!live_[state] && reaches_live(state)) live_[state] = grows = true;
+    }
+}
+
+bool AcceptorOverTokens::reaches_live(std::int32_t from) {
+    constexpr std::int64_t kMostSteps = std::int64_t{1} << 28;
+    std::vector<std::vector<std::int32_t>> path(trie_->longest() + 1);
+    const auto add = [&](std::vector<std::int32_t>& states, std::int32_t state) {
+        if (std::ranges::find(states, state) == states.end()) states.push_back(state);
+    };
+    const auto close = [&](std::vector<std::int32_t>& states) {
+        for (std::size_t i = 0; i < states.size(); ++i)
+            for (const Acceptor::Arc& arc : acceptor_.arcs(states[i]))
+                if (arc.label == Acceptor::kEpsilon) add(states, arc.target);
+    };
+    const auto is_live = [&](std::int32_t state) { return live_[state] != 0; };
+    close(path[0] = {from});
+    if (std::ranges::any_of(path[0], is_live)) return true;
+    for (std::int32_t at = 0; at < trie_->size();) {
+        const TokenTrie::Node& node = trie_->node(at);
+        std::vector<std::int32_t>& reached = path[node.depth];
+        reached.clear();
+        for (const std::int32_t state : path[node.depth - 1])
+            for (const Acceptor::Arc& arc : acceptor_.arcs(state))
+                if (arc.label == node.byte && arc.label != Acceptor::kEpsilon) add(reached, arc.target);
+        close(reached);
+        if (node.num_tokens > 0 && std::ranges::any_of(reached, is_live)) return true;
+        if ((live_steps_ += 1 + static_cast<std::int64_t>(reached.size())) > kMostSteps)
+            fst::refuse("expected a smaller acceptor for tokens that lack some of its bytes; determinize it");
+        at = reached.empty() ? node.end : at + 1;
+    }
+    return false;
 }
 
 std::int32_t AcceptorOverTokens::boundary(std::int32_t set) {

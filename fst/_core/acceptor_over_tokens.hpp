@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,6 +41,8 @@ class AcceptorOverTokens {
     static constexpr std::int32_t kNone = Acceptor::kNone;
     static constexpr std::int32_t kUnknown = -2;
     void find_live();
+    // Whether a token, or epsilons, lead from a state of the acceptor to one that is live.
+    bool reaches_live(std::int32_t from);
     // The state after a token that leads to a set; kNone where no further tokens lead to an end.
     std::int32_t boundary(std::int32_t set);
     const std::array<std::int32_t, 256>& row(std::int32_t set);
@@ -52,6 +53,7 @@ class AcceptorOverTokens {
     std::int32_t vocab_size_, start_ = 0;
     std::vector<std::int32_t> end_tokens_;
     std::vector<std::uint8_t> live_;    // [states of the acceptor] whether tokens lead to an end; empty: all
+    std::int64_t live_steps_ = 0;       // what find_live() has cost
     std::vector<std::int32_t> boundaries_;  // [set]
     std::vector<std::unique_ptr<std::array<std::int32_t, 256>>> rows_;  // [set] the next set by each byte, or kNone
     std::vector<std::int32_t> path_;                                    // scratch: [depth] sets

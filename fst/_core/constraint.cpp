@@ -25,7 +25,7 @@ std::int32_t Constraint::index_of(std::int64_t number) {
     if (number < 0) refuse("expected a state of the constraint, from 0, got ", number);
     const auto [index, added] =
         by_number_.insert(static_cast<std::uint64_t>(number), static_cast<std::int32_t>(states_.size()));
-    if (added) states_.push_back({.number = number, .legal = {}, .few = {}});
+    if (added) states_.push_back({.number = number, .legal = {}, .few = {}, .forced = {}});
     return index;
 }
 
@@ -44,8 +44,15 @@ const Constraint::State& Constraint::state(std::int32_t index) {
 
 std::int32_t Constraint::forced(std::int32_t index) {
     State& state = states_[index];
-    if (state.forced == kUnknown) state.forced = automaton_.forced(state.number);
-    return state.forced;
+    if (!state.has_forced) state.forced = automaton_.forced(state.number);
+    state.has_forced = true;
+    if (state.forced.empty()) return kNone;
+    if (!state.is_forced_legal && !is_legal(index, state.forced.front())) {
+        state.forced.clear();
+        return kNone;
+    }
+    state.is_forced_legal = true;
+    return state.forced.front();
 }
 
 std::int32_t Constraint::next(std::int32_t state, std::int32_t token) {
@@ -64,7 +71,14 @@ void Constraint::next(std::int32_t state, std::span<const std::int32_t> tokens, 
     if (!asked_.empty()) {
         successors_.resize(asked_.size());
         automaton_.successors(states_[state].number, asked_, successors_.data());
-        for (std::size_t i = 0; i < asked_.size(); ++i) next_.insert(key(asked_[i]), index_of(successors_[i]));
+        for (std::size_t i = 0; i < asked_.size(); ++i) {
+            const std::int32_t reached = index_of(successors_[i]);
+            next_.insert(key(asked_[i]), reached);
+            const std::vector<std::int32_t>& forced = states_[state].forced;
+            if (forced.size() < 2 || asked_[i] != forced.front() || states_[reached].has_forced) continue;
+            states_[reached].forced.assign(forced.begin() + 1, forced.end());  // the rest of what is forced
+            states_[reached].has_forced = true;
+        }
     }
     for (const std::int32_t token : tokens) *states++ = next_.find(key(token));
 }

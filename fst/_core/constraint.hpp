@@ -20,7 +20,7 @@ class TokenAutomaton {
     // [tokens] the state after each of some legal tokens, and its cost.
     virtual void successors(std::int64_t state, std::span<const std::int32_t> tokens, std::int64_t* states) = 0;
     virtual void costs(std::int64_t state, std::span<const std::int32_t> tokens, double* costs) = 0;
-    virtual std::int32_t forced(std::int64_t state) = 0;  // the token that must follow, or -1
+    virtual std::vector<std::int32_t> forced(std::int64_t state) = 0;  // the tokens that must follow
 };
 
 // Asks an automaton once for everything, for one search. States are numbered from 0, the start, as they are reached.
@@ -40,7 +40,7 @@ class Constraint {
     std::int64_t vocab_size(std::int32_t state) { return static_cast<std::int64_t>(this->state(state).legal.size()); }
     // All legal tokens, rising, where there are at most kFew; else none.
     std::span<const std::int32_t> few_legal(std::int32_t state) { return this->state(state).few; }
-    // The token that must follow, or kNone.
+    // The token that must follow, or kNone; none where the automaton does not allow it.
     std::int32_t forced(std::int32_t state);
     // The state after a legal token.
     std::int32_t next(std::int32_t state, std::int32_t token);
@@ -56,7 +56,8 @@ class Constraint {
         std::int64_t num_legal = kUnknown;
         std::span<const std::uint8_t> legal;
         std::vector<std::int32_t> few;
-        std::int32_t forced = kUnknown;
+        std::vector<std::int32_t> forced;
+        bool has_forced = false, is_forced_legal = false;  // asked for; checked
     };
     const State& state(std::int32_t index);
     std::int32_t index_of(std::int64_t number);

@@ -38,10 +38,10 @@ class PythonAutomaton : public TokenAutomaton {
     void costs(std::int64_t state, std::span<const std::int32_t> tokens, double* costs) override {
         ask("costs", state, tokens, costs);
     }
-    std::int32_t forced(std::int64_t state) override {
+    std::vector<std::int32_t> forced(std::int64_t state) override {
         const fst::GilAcquire gil;
         const Array<std::int64_t> tokens(automaton_.attr("forced")(state));
-        return tokens.size() == 0 ? Constraint::kNone : static_cast<std::int32_t>(*tokens.data());
+        return {tokens.data(), tokens.data() + tokens.size()};
     }
 
   private:

@@ -16,13 +16,13 @@ from fst.automaton import token_sequence
 from fst.lattices import warn_of_positive
 from fst.model import warn_of_unseen
 from latticebpd.checks import expect, expect_count
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration, default_calibration, stored_calibration, stored_files
 from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.scoring.scorer import Context, Scorer, scorer_paths, scorer_trees
 from latticebpd.scoring.weights import Tuning, checked_alpha, stored_tunings, weight_for
 from latticebpd.scoring.word_lattices import word_lattice_paths

@@ -28,9 +28,9 @@ Constraints: TypeAlias = "Sequence[tuple[TokenAutomaton, int] | None] | None"
 class Scorer(Protocol):
     """Ranks the paths of many lattices, of any shapes, at a time.
 
-    Optional: ``takes_constraints = True``: ``paths`` and ``trees`` have a last argument ``constraints``, for each lattice
-    an automaton over tokens and its state, or None: only legal drafts are searched.  ``check_vocabulary(fingerprint, vocab_size, vocabulary_name)``, which refuses lattices of another
-    vocabulary.
+    Optional: ``check_vocabulary(fingerprint, vocab_size, vocabulary_name)``, which refuses lattices of another
+    vocabulary; and ``takes_constraints = True``, where ``paths`` and ``trees`` have a last argument ``constraints``, by
+    which they rank legal drafts only.
     """
 
     @property

@@ -120,7 +120,7 @@ def test_tree_equals_enumeration_of_the_legal_prefixes(
 def test_a_constraint_that_allows_everything_changes_nothing(
     table: NgramTable, lattice: Lattice, count: int, alpha: float, context: list[int]
 ) -> None:
-    anything = TableAutomaton([{token: (0, 0.0) for token in range(VOCAB + 2)}], VOCAB + 2)
+    anything = TableAutomaton([dict.fromkeys(range(VOCAB + 2), (0, 0.0))], VOCAB + 2)
     lm = NgramModel.from_table(table)
     for find in (search.nbest_paths, search.best_first_tree):
         arguments = (*lattice, lm, count, alpha, context)
