@@ -45,9 +45,13 @@ class _Compiled:
 
 @dataclass(frozen=True, eq=False)
 class FstConstraint:
-    """Texts that an acceptor accepts. acceptor: the core's arguments.  over_tokens: labels are token ids + 1."""
+    """Texts that an acceptor accepts.
 
-    acceptor: tuple[Any, ...]
+    acceptor: offsets ``[states + 1]``, labels, targets and costs ``[arcs]``, final costs ``[states]`` and the start.
+    over_tokens: labels are token ids + 1.
+    """
+
+    acceptor: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
     over_tokens: bool
     _compiled: WeakKeyDictionary[ModelTokens, dict[tuple[int, ...], _Compiled]] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
@@ -71,8 +75,8 @@ class FstConstraint:
 
 
 def fst_constraint(automaton: Any, over_tokens: bool = False) -> FstConstraint:
-    """The texts of an acceptor of pynini or pywrapfst, or of an object that has ``to_fst()``, such as an ``fst.Lattice``
-    or a `SausageLattice`.
+    """The texts of an acceptor of pynini or pywrapfst, or of an object that has ``to_fst()``: an ``fst.Lattice``, a
+    `SausageLattice`.
 
     over_tokens: a label is a token id + 1, as in this project's lattices; by default it is a byte of UTF-8 text, 1 to
         255, as pynini's strings are made of.
@@ -84,9 +88,9 @@ def fst_constraint(automaton: Any, over_tokens: bool = False) -> FstConstraint:
     states, arcs = file.states, file.arcs
     largest, remedy = int(arcs["ilabel"].max(initial=0)), "pass over_tokens=True for token ids + 1"
     expect(over_tokens or largest < 256, "labels of bytes, from 1 to 255, or 0 for epsilon", largest, remedy)
-    offsets = np.append(states["pos"].astype(np.int64), len(arcs)) if len(states) else np.zeros(1, np.int64)
-    columns = (arcs["ilabel"], arcs["nextstate"], arcs["weight"].astype(np.float64))
-    acceptor = (offsets, *map(np.ascontiguousarray, columns), states["final"].astype(np.float64), file.start)
+    offsets, costs = np.append(0, np.cumsum(states["narcs"], dtype=np.int64)), arcs["weight"].astype(np.float64)
+    finals = states["final"].astype(np.float64)
+    acceptor = (offsets, arcs["ilabel"].copy(), arcs["nextstate"].copy(), costs, finals, file.start)
     _core.AcceptorOverTokens(*acceptor, None, 2**31 - 2, [])  # refuses what has no text
     return FstConstraint(acceptor, over_tokens)
 
