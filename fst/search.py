@@ -15,9 +15,9 @@ A lattice may carry *transitions* ``[slots - 1, k, k]`` float32, as drafters wit
 -1e30 or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths,
 or none.
 
-A *constraint* is an automaton over tokens with a state: `TokenAutomaton`, and the number of the state that the text is
-in before the lattice; batches take one, or None, for each lattice. Only paths of legal tokens are searched, exactly:
-where states of the automaton are equal, paths merge. What a token costs there is subtracted from its log-probability.
+A *constraint* is a `ConstraintAutomaton` and the number of its state before the lattice; batches take one, or None,
+for each lattice. Only paths of legal tokens are searched, exactly: where states of the automaton are equal, paths
+merge. What a token costs there is subtracted from its log-probability.
 
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
 ``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
@@ -67,7 +67,7 @@ FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
 """
 
 
-class TokenAutomaton(Protocol):
+class ConstraintAutomaton(Protocol):
     """What searches ask an automaton over tokens, each state at most once a search."""
 
     weighted: bool
@@ -86,7 +86,7 @@ class TokenAutomaton(Protocol):
         """The tokens that must follow: trees then go on with the first alone."""
 
 
-Constraints: TypeAlias = "Sequence[tuple[TokenAutomaton, int] | None] | None"
+Constraints: TypeAlias = "Sequence[tuple[ConstraintAutomaton, int] | None] | None"
 
 
 def nbest_paths(
@@ -97,7 +97,7 @@ def nbest_paths(
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: ArrayLike | None = None,
-    constraint: tuple[TokenAutomaton, int] | None = None,
+    constraint: tuple[ConstraintAutomaton, int] | None = None,
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths).
 
@@ -141,7 +141,7 @@ def best_first_tree(
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: ArrayLike | None = None,
-    constraint: tuple[TokenAutomaton, int] | None = None,
+    constraint: tuple[ConstraintAutomaton, int] | None = None,
 ) -> tuple[Ints, Ints, Floats]:
     """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
 

@@ -35,7 +35,7 @@ Sausages = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float32] | N
 """Tokens and log-probabilities [n, slots, k], transitions [n, slots - 1, k, k]; or one sausage, all without the n."""
 
 Constraints = Sequence[tuple[Any, int] | None] | None
-"""For each lattice a `fst.search.TokenAutomaton` and its state, or None."""
+"""For each lattice a `fst.search.ConstraintAutomaton` and its state, or None."""
 
 def posteriors(sausages: Sausages, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 

@@ -76,9 +76,8 @@ void Acceptor::trim(std::int32_t& start) {
     std::vector<std::int32_t> ends;
     for (std::int32_t state = 0; state < num_states(); ++state)
         if (finals_[state] < kInfinity) ends.push_back(state);
-    const auto backward = reached_from(ends, n, [&](std::int32_t state, const auto& visit) {
-        std::ranges::for_each(sources[state], visit);
-    });
+    const auto backward = reached_from(
+        ends, n, [&](std::int32_t state, const auto& visit) { std::ranges::for_each(sources[state], visit); });
     if (!backward[start]) fst::refuse("expected an acceptor of at least one text, got one of none");
 
     std::vector<std::int32_t> number(n, kNone);
@@ -168,7 +167,7 @@ std::int32_t Acceptor::find(std::vector<Member> members) {
     num_members_ += members.size();
     if (sets_.size() >= kMostSets || num_members_ > kMostMembers) {
         by_members_.erase(known);
-        fst::refuse("expected an acceptor of fewer than 2^17 deterministic states, got more; determinize or simplify it");
+        fst::refuse("expected an acceptor of fewer than 2^17 deterministic states, got more; simplify it");
     }
     sets_.emplace_back().members = std::move(members);
     return num_sets() - 1;
@@ -179,8 +178,7 @@ std::span<const Acceptor::Step> Acceptor::steps(std::int32_t index) {
         std::vector<std::pair<std::int32_t, Member>> targets;
         for (const Member& member : sets_[index].members)
             for (const Arc& arc : arcs(member.state))
-                if (arc.label != kEpsilon)
-                    targets.push_back({arc.label, {arc.target, member.residual + arc.cost}});
+                if (arc.label != kEpsilon) targets.push_back({arc.label, {arc.target, member.residual + arc.cost}});
         std::ranges::stable_sort(targets, {}, [](const auto& target) { return target.first; });
         std::vector<Step> steps;
         std::vector<Member> members;

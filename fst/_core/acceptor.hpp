@@ -1,8 +1,9 @@
 // A weighted acceptor of a user's own, determinized on demand.
 //
 // A label sequence costs the least of its paths: the sum of their arcs and of their end (the tropical semiring).
-// Deterministic states are sets of the acceptor's states, each with what the best path to it costs beyond the best one to
-// any of them; they are made as they are reached, so that an acceptor that has no finite deterministic form serves too.
+// Deterministic states are sets of the acceptor's states, each with what the best path to it costs beyond the best one
+// to any of them; they are made as they are reached, so that an acceptor without a finite deterministic form serves
+// too.
 #pragma once
 
 #include <cstdint>

@@ -24,8 +24,8 @@ AcceptorOverTokens::AcceptorOverTokens(Acceptor acceptor, std::shared_ptr<const 
     if (start_ == kNone) fst::refuse("expected an acceptor of a text that the model's tokens spell, got one of none");
 }
 
-// Mostly a model has a token for every byte, and every state can end. Else backward from the ends by such tokens; what is
-// left walks the trie, until no walk finds a token to a state that can end.
+// Backward from the ends by tokens of one byte, which mostly leaves no state: models have a token for nearly every
+// byte. What is left walks the trie, until no walk finds a token to a state that can end.
 void AcceptorOverTokens::find_live() {
     std::array<bool, 256> is_token{};
     for (std::int32_t at = 0; at < trie_->size(); at = trie_->node(at).end)

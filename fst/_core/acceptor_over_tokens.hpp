@@ -15,8 +15,8 @@ namespace fst_core {
 
 class AcceptorOverTokens {
   public:
-    // trie: the labels are bytes, which tokens spell; null: a label is a token + 1. end_tokens: one of them ends a text,
-    // whatever it spells. ValueError where no sequence of tokens leads to an end.
+    // trie: the labels are bytes, which tokens spell; null: a label is a token + 1. end_tokens: one of them ends a
+    // text, whatever it spells. ValueError where no sequence of tokens leads to an end.
     AcceptorOverTokens(Acceptor acceptor, std::shared_ptr<const TokenTrie> trie, std::int32_t vocab_size,
                        std::vector<std::int32_t> end_tokens);
 
@@ -52,8 +52,8 @@ class AcceptorOverTokens {
     std::shared_ptr<const TokenTrie> trie_;
     std::int32_t vocab_size_, start_ = 0;
     std::vector<std::int32_t> end_tokens_;
-    std::vector<std::uint8_t> live_;    // [states of the acceptor] whether tokens lead to an end; empty: all
-    std::int64_t live_steps_ = 0;       // what find_live() has cost
+    std::vector<std::uint8_t> live_;        // [states of the acceptor] whether tokens lead to an end; empty: all
+    std::int64_t live_steps_ = 0;           // what find_live() has cost
     std::vector<std::int32_t> boundaries_;  // [set]
     std::vector<std::unique_ptr<std::array<std::int32_t, 256>>> rows_;  // [set] the next set by each byte, or kNone
     std::vector<std::int32_t> path_;                                    // scratch: [depth] sets

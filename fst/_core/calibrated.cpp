@@ -33,8 +33,7 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
 }
 
 CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
-                                                const TextIndex& text, std::int64_t proposals,
-                                                Constraint* constraint) {
+                                                const TextIndex& text, std::int64_t proposals, Constraint* constraint) {
     if (lattice.slots() == 0) refuse("expected lattices of at least one slot, or further slots, got none");
     if (proposals < 0 || proposals > kMostProposals)
         refuse("expected 0 to ", kMostProposals, " proposals, got ", proposals);

@@ -65,8 +65,8 @@ class Constraint {
     TokenAutomaton& automaton_;
     std::vector<State> states_;
     HashTable<std::uint64_t> by_number_;
-    HashTable<std::uint64_t> next_;  // by state and token
-    std::vector<std::int32_t> asked_;      // scratch: tokens
+    HashTable<std::uint64_t> next_;         // by state and token
+    std::vector<std::int32_t> asked_;       // scratch: tokens
     std::vector<std::int64_t> successors_;  // scratch
     std::vector<double> costs_;             // scratch
 };

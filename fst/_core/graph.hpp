@@ -7,9 +7,9 @@
 // is looked up once per state, however many histories share its end, and the row of the unigram state, which has
 // every column, closes each chain.
 //
-// What follows a path depends on its *path state*: its node, and the column that led there where the lattice has
-// transitions, and the state of a constraint where there is one. Rows of costs are the nodes' in all cases; with neither
-// a path state is its node, under the same number.
+// What follows a path depends on its *path state*: its node, the column that led there where the lattice has
+// transitions, and the state of a constraint where there is one. Rows of costs are the nodes' in all cases; with
+// neither a path state is its node, under the same number.
 #pragma once
 
 #include <cstdint>

@@ -67,8 +67,8 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_
     return result_;
 }
 
-// Under a constraint a hit leads to a path state for each constraint state, so that choices are made of every path state
-// at once. Path states are numbered slot by slot, as they are reached: forward by number, backward values are exact.
+// Under a constraint a hit leads to a path state for each constraint state, so choices are made of every path state at
+// once. Path states are numbered slot by slot, as they are reached: backward by number, values are exact.
 std::int32_t NbestSearch::evaluate_legal(std::uint32_t start_state, Constraint& constraint) {
     const std::int32_t root = graph_.path_state_after(0, start_state, Constraint::kStart);
     legal_by_state_.clear(kBuckets);

@@ -72,9 +72,9 @@ class NbestSearch {
     std::size_t unevaluated_ = 0;             // nodes of the slot at hand
     std::vector<std::int32_t> first_choice_;  // [path_state] into choices_, kNone until visited
     std::vector<Choice> choices_;
-    HashTable<std::uint64_t> legal_by_state_;  // by constraint state and slot, into legal_gains_ and legal_next_
-    std::vector<double> legal_gains_;          // [column] -cost, -inf where the column is not legal
-    std::vector<std::int32_t> legal_next_;     // [column] constraint state
+    HashTable<std::uint64_t> legal_by_state_;    // by constraint state and slot, into legal_gains_ and legal_next_
+    std::vector<double> legal_gains_;            // [column] -cost, -inf where the column is not legal
+    std::vector<std::int32_t> legal_next_;       // [column] constraint state
     std::vector<std::int32_t> asked_, reached_;  // scratch of expand_legal()
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;

@@ -65,8 +65,8 @@ void bind_token_acceptors(py::module_& module) {
              [](AcceptorOverTokens& acceptor, std::int32_t state, const Array<std::int64_t>& tokens) {
                  return of_steps<float>(acceptor, state, tokens, [](const auto& step) { return step.cost; });
              })
-        .def("forced_labels", [](AcceptorOverTokens& acceptor,
-                                 std::int32_t state) { return array_of(acceptor.forced_labels(state)); })
+        .def("forced_labels",
+             [](AcceptorOverTokens& acceptor, std::int32_t state) { return array_of(acceptor.forced_labels(state)); })
         .def("has_longer", [](AcceptorOverTokens& acceptor, std::int32_t state, const std::string& bytes) {
             return acceptor.has_longer(state, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
         });

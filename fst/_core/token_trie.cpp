@@ -31,8 +31,8 @@ TokenTrie::TokenTrie(const std::vector<std::optional<std::string>>& spelled) : o
         close(static_cast<std::size_t>(std::ranges::mismatch(previous, bytes).in2 - bytes.begin()));
         while (path.size() < bytes.size()) {
             path.push_back(size());
-            nodes_.push_back({bytes[path.size() - 1], static_cast<std::int32_t>(path.size()), 0,
-                              static_cast<std::int32_t>(i), 0});
+            nodes_.push_back(
+                {bytes[path.size() - 1], static_cast<std::int32_t>(path.size()), 0, static_cast<std::int32_t>(i), 0});
         }
         ++nodes_[path.back()].num_tokens;
         longest_ = std::max(longest_, static_cast<std::int32_t>(bytes.size()));

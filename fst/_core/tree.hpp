@@ -33,9 +33,9 @@ class TreeSearch {
     Graph graph_;
     double alpha_ = 0;
     Constraint* constraint_ = nullptr;
-    std::vector<Followers> followers_;    // [path_state] in conditionals_ and hits_: first -1 until asked for
-    std::vector<double> conditionals_;    // log q(column | path), column by column; -inf after a masked transition
-    std::vector<std::int32_t> hits_;      // the hit that each follower takes; kNone for a token that is no column
+    std::vector<Followers> followers_;  // [path_state] in conditionals_ and hits_: first -1 until asked for
+    std::vector<double> conditionals_;  // log q(column | path), column by column; -inf after a masked transition
+    std::vector<std::int32_t> hits_;    // the hit that each follower takes; kNone for a token that is no column
     BestFirst<TreeSearch> search_;
 };
 

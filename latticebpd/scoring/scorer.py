@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from fst.search import TokenAutomaton
+from fst.search import ConstraintAutomaton
 from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
@@ -20,7 +20,7 @@ from latticebpd.lattices.sausage import SausageLattice
 Context: TypeAlias = "Sequence[int] | np.ndarray"
 """All tokens before a lattice; negative ones are padding. Empty means no history, never an implied ``<s>``."""
 
-Constraints: TypeAlias = "Sequence[tuple[TokenAutomaton, int] | None] | None"
+Constraints: TypeAlias = "Sequence[tuple[ConstraintAutomaton, int] | None] | None"
 """For each lattice the automaton of its text and the state before the lattice, or None; None: no constraints."""
 
 

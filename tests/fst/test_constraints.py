@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst import NgramModel, NgramTable, search
-from tests.fst.test_search import ALPHAS, CONTEXTS, as_list, lattices, lattices_with_transitions, masked, prefixes
 from tests.helpers import products, reference
+from tests.helpers.drawn_sausages import (
+    ALPHAS,
+    CONTEXTS,
+    as_list,
+    lattices,
+    lattices_with_transitions,
+    masked,
+    prefixes,
+)
 from tests.helpers.random_tables import VOCAB, tables
 from tests.helpers.token_automata import TableAutomaton, token_automata
 
