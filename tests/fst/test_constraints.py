@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -203,3 +204,23 @@ def test_errors_of_an_automaton_reach_the_caller() -> None:
     nan = TableAutomaton([{1: (0, math.nan)}], 4)
     with pytest.raises(ValueError, match="expected costs of tokens from -1e30 to 1e30, got nan"):
         search.nbest_paths(*lattice, constraint=(nan, 0))
+
+
+def test_a_text_may_grow_while_constrained_searches_read_it() -> None:
+    """Searches call Python with the text held: neither they nor the text's growth wait for each other for ever."""
+    anything = TableAutomaton([dict.fromkeys(range(9), (0, 0.0))], 9)
+    text, weights = search.TextIndex(), np.random.default_rng(0).normal(0, 1, (2, len(search.FEATURES)))
+    text.extend([1, 2, 3] * 5)
+    lattice = np.array([[[1, 2], [2, 3]]]), np.log(np.full((1, 2, 2), 0.4))
+
+    def searched() -> list[int]:
+        arguments = (*lattice, None, [text], weights, 12)
+        trees = [search.calibrated_tree_batch(*arguments, further=2, constraints=[(anything, 0)]) for _ in range(60)]
+        return [int(counts[0]) for *_, counts in trees]
+
+    with ThreadPoolExecutor(4) as pool:
+        searches = [pool.submit(searched) for _ in range(3)]
+        growth = pool.submit(lambda: [text.extend([number % 9]) for number in range(600)])
+        assert all(min(each.result(timeout=60)) > 0 for each in searches)
+        growth.result(timeout=60)
+    assert len(text) == 615
