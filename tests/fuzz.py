@@ -20,6 +20,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ import fst
 from fst.const_file import ARC, EXPANDED, STATE, parse_fst
 from fst.openfst import to_openfst
 from latticebpd import json_schema, lark
+from latticebpd.constraints.automata import FstConstraint, fst_constraint
 from latticebpd.constraints.grammar import GrammarConstraint
 from latticebpd.constraints.model_tokens import model_tokens
 from latticebpd.constraints.token_automaton import after
 from latticebpd.drafters.bundled import MODEL as MODEL_FOLDER
+from latticebpd.lattices.drafts import Drafts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
@@ -45,6 +48,7 @@ from latticebpd.models.gguf.gguf_file import GgufFile
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import dequantized
 from latticebpd.models.load_target import load_tokenizer
+from latticebpd.scoring.rescoring import draft_tree, rescore
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattices import num_paths, top_arcs
 from tests.helpers.trigrams import good_model
@@ -386,9 +390,11 @@ def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.nd
 
 
 def use_object(path: Path) -> None:
-    """The automaton in a file as an object in memory, read as a model and as a lattice."""
+    """The automaton in a file as an object in memory, read as a constraint, as a model and as a lattice."""
     file = parse_fst(path.read_bytes(), path.name)
     automaton = to_openfst(file.states, file.arcs, file.start, None, EXPANDED)
+    with suppress(ValueError):
+        use_acceptor(fst_constraint(automaton, over_tokens=True))
     for read, use in ((fst.NgramModel.from_fst, search_model), (fst.Lattice.from_fst, use_word_lattice)):
         try:
             use(read(automaton))
@@ -399,6 +405,27 @@ def use_object(path: Path) -> None:
         else:
             return
     raise refused
+
+
+def use_acceptor(constraint: FstConstraint) -> None:
+    tokens: Any = SimpleModelTokens()
+    automaton = constraint.automaton(tokens, [0])
+    lattice = SausageLattice([[1, 2], [4, 0]], np.zeros((2, 2)))
+    for drafts in (rescore(lattice, None, 5, constraint=automaton), draft_tree(lattice, None, 5, constraint=automaton)):
+        assert not np.isnan(drafts.scores if isinstance(drafts, Drafts) else drafts.log_probs).any()  # type: ignore[arg-type]
+    state = automaton.start
+    for _ in range(20):
+        if not len(legal := np.flatnonzero(automaton.legal(state))):
+            break
+        assert not np.isnan(automaton.costs(state, legal)).any()
+        state = int(automaton.successors(state, legal)[-1])
+        automaton.forced(state)
+
+
+class SimpleModelTokens:
+    """As much of `ModelTokens` as constraints over token ids need."""
+
+    vocab_size = 1000
 
 
 def search_model(lm: fst.NgramModel) -> None:

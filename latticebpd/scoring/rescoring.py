@@ -225,7 +225,11 @@ def draft_tree(
 
 
 def _constraints(constraint: TokenAutomaton | None, state: int | None) -> list[tuple[TokenAutomaton, int] | None]:
-    return [None if constraint is None else (constraint, constraint.start if state is None else state)]
+    if constraint is None:
+        return [None]
+    wanted, remedy = "an automaton over tokens as constraint", "make it by constraint.automaton(tokens, eos_ids)"
+    expect(hasattr(constraint, "successors"), wanted, type(constraint).__name__, remedy)
+    return [(constraint, constraint.start if state is None else state)]
 
 
 def _warn_of(lattice: SausageLattice, scorer: Scorer) -> None:

@@ -126,6 +126,10 @@ def test_a_scorer_without_constraints_and_a_word_lattice_are_refused_by_name() -
     for draft in (rescore, draft_tree):
         with pytest.raises(ValueError, match="expected a scorer that takes constraints, got Plain; rank"):
             draft(LATTICE, Plain(), constraint=EVEN_FIRST)  # type: ignore[operator]
+    with pytest.raises(
+        ValueError, match="expected an automaton over tokens as constraint, got FstConstraint; make it by"
+    ):
+        rescore(LATTICE, None, constraint=fst_constraint(pynini.accep("a")))  # type: ignore[arg-type]
     words = fst.Lattice.from_sausage([[4, 7]], [[-0.5, -1.0]])
     with pytest.raises(ValueError, match="expected a SausageLattice with a constraint, got Lattice"):
         rescore(words, None, constraint=EVEN_FIRST)
