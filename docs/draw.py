@@ -16,6 +16,7 @@ BEGIN, END = "<!-- modules: python docs/draw.py -->", "<!-- end of modules -->"
 ROOMS = {
     "fst": "n-gram automata and lattices as OpenFst has them; searches and readers in one C++ core",
     "latticebpd/lattices": "sausage lattices, draft trees, sets of them, their pictures",
+    "latticebpd/constraints": "what a text may be: grammars as automata over tokens",
     "latticebpd/cpu": "the engine's and drafters' kernels",
     "latticebpd/models": "target models, on the CPU engine or on PyTorch; tokenizers, chat templates",
     "latticebpd/verification": "one pass over trees: attention, caches, a verifier for each kind of model",

@@ -15,6 +15,10 @@ A lattice may carry *transitions* ``[slots - 1, k, k]`` float32, as drafters wit
 -1e30 or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths,
 or none.
 
+A *constraint* is a `ConstraintAutomaton` and the number of its state before the lattice; batches take one, or None,
+for each lattice. Only paths of legal tokens are searched, exactly: where states of the automaton are equal, paths
+merge. What a token costs there is subtracted from its log-probability.
+
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
 ``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
 ``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at. ``alpha`` and
@@ -25,7 +29,7 @@ finite number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,6 +67,28 @@ FEATURES = (*_OF_ARCS, *(f"matched_{name}" for name in _OF_ARCS))
 """
 
 
+class ConstraintAutomaton(Protocol):
+    """What searches ask an automaton over tokens, each state at most once a search."""
+
+    weighted: bool
+    """Whether ``costs`` may be other than 0."""
+
+    def legal(self, state: int) -> NDArray[np.bool_]:
+        """``[vocab]``: the tokens that may follow."""
+
+    def successors(self, state: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``[n]``: the state after each of n legal tokens."""
+
+    def costs(self, state: int, tokens: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+        """``[n]``: what each of n legal tokens costs."""
+
+    def forced(self, state: int) -> NDArray[np.int64]:
+        """The tokens that must follow: trees then go on with the first alone."""
+
+
+Constraints: TypeAlias = "Sequence[tuple[ConstraintAutomaton, int] | None] | None"
+
+
 def nbest_paths(
     tokens: ArrayLike,
     log_probs: ArrayLike,
@@ -71,11 +97,16 @@ def nbest_paths(
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: ArrayLike | None = None,
+    constraint: tuple[ConstraintAutomaton, int] | None = None,
 ) -> tuple[Ints, Floats]:
-    """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
+    """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths).
+
+    Where no path is legal to the lattice's end, paths are as long as the longest that is; tokens -1 follow.
+    """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     text = token_sequence("a context", context)
-    return _core.nbest(lattice, _model(lm, alpha), expect_count("p", p), alpha, text, 1)[:2]
+    constraints = None if constraint is None else [constraint]
+    return _core.nbest(lattice, _model(lm, alpha), expect_count("p", p), alpha, text, 1, constraints)[:2]
 
 
 def nbest_paths_batch(
@@ -87,6 +118,7 @@ def nbest_paths_batch(
     contexts: ArrayLike | None = None,
     threads: int | None = None,
     transitions: ArrayLike | None = None,
+    constraints: Constraints = None,
 ) -> tuple[Ints, Floats, Ints]:
     """`nbest_paths` of n lattices: ``tokens [n, p', slots]``, ``scores [n, p']`` and ``counts [n]``.
 
@@ -97,7 +129,8 @@ def nbest_paths_batch(
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     texts = _contexts(contexts, len(lattices[0]))
-    return _core.nbest(lattices, _model(lm, alpha), expect_count("p", p), alpha, texts, _threads(threads))
+    model, number = _model(lm, alpha), expect_count("p", p)
+    return _core.nbest(lattices, model, number, alpha, texts, _threads(threads), constraints)
 
 
 def best_first_tree(
@@ -108,6 +141,7 @@ def best_first_tree(
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: ArrayLike | None = None,
+    constraint: tuple[ConstraintAutomaton, int] | None = None,
 ) -> tuple[Ints, Ints, Floats]:
     """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
 
@@ -115,10 +149,14 @@ def best_first_tree(
     ``softmax(log_prob + transition + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a
     prefix weighs the product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the
     root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
+
+    Under a constraint the softmax is over the slot's legal tokens. A token that is forced follows alone, whether the
+    slot has it or not, with probability exp(-0.01), or 1 if no other is legal; after the last slot too.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     nodes, text = expect_count("num_nodes", num_nodes), token_sequence("a context", context)
-    return _core.tree(lattice, _model(lm, alpha), nodes, alpha, text, 1)[:3]
+    constraints = None if constraint is None else [constraint]
+    return _core.tree(lattice, _model(lm, alpha), nodes, alpha, text, 1, constraints)[:3]
 
 
 def best_first_tree_batch(
@@ -130,6 +168,7 @@ def best_first_tree_batch(
     contexts: ArrayLike | None = None,
     threads: int | None = None,
     transitions: ArrayLike | None = None,
+    constraints: Constraints = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree` of n lattices: ``tokens``, ``parents``, ``log_probs`` ``[n, nodes]`` and ``counts [n]``.
 
@@ -139,7 +178,7 @@ def best_first_tree_batch(
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     nodes = expect_count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(lattices[0]))
-    return _core.tree(lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
+    return _core.tree(lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads), constraints)
 
 
 def calibrated_tree_batch(
@@ -154,6 +193,7 @@ def calibrated_tree_batch(
     further: int = 0,
     transitions: ArrayLike | None = None,
     proposals: int = 0,
+    constraints: Constraints = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree_batch` under calibrated probabilities of a slot's tokens, of copies and of all other tokens.
 
@@ -173,6 +213,8 @@ def calibrated_tree_batch(
     proposals: likeliest tokens of the n-gram model in each of these slots, from 0 to 64; only tokens that it has after
         a history of one token or more.
     transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
+    constraints: all arcs are then legal ones, and outside is multiplied by the share of all other tokens that is legal;
+        where at most 16 tokens are legal, all are arcs. A forced token follows alone, as in `best_first_tree_batch`.
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     table = np.asarray(weights, np.float64)
@@ -180,7 +222,7 @@ def calibrated_tree_batch(
     nodes, model = expect_count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(lattices[0]))
     return _core.calibrated_tree(
-        lattices, model, list(texts), table, nodes, further, proposals, histories, _threads(threads)
+        lattices, model, list(texts), table, nodes, further, proposals, histories, _threads(threads), constraints
     )
 
 

@@ -1,6 +1,13 @@
 """The one table of public names, and of where each is: `__init__.py` loads them from it when they are first used."""
 
 from ._version import __version__ as __version__
+from .constraints.automata import fst_constraint as fst_constraint
+from .constraints.constraint import Constraint as Constraint
+from .constraints.grammar import choice as choice
+from .constraints.grammar import json_object as json_object
+from .constraints.grammar import json_schema as json_schema
+from .constraints.grammar import lark as lark
+from .constraints.grammar import regex as regex
 from .conversation import Chat as Chat
 from .decoding.acceptance import Acceptance as Acceptance
 from .decoding.acceptance import Distance as Distance

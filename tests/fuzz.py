@@ -1,4 +1,4 @@
-"""Mutated files against the readers of fst, latticebpd.lattices and GGUF: ``python -m tests.fuzz --rounds 100000``.
+"""Mutated files against the readers of fst, lattices, GGUF and grammars: ``python -m tests.fuzz --rounds 100000``.
 
 Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's
 header, a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads
@@ -20,6 +20,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ import pywrapfst
 import fst
 from fst.const_file import ARC, EXPANDED, STATE, parse_fst
 from fst.openfst import to_openfst
+from latticebpd import json_schema, lark
+from latticebpd.constraints.automata import FstConstraint, fst_constraint
+from latticebpd.constraints.grammar import GrammarConstraint
+from latticebpd.constraints.model_tokens import model_tokens
+from latticebpd.constraints.token_automaton import after
+from latticebpd.drafters.bundled import MODEL as MODEL_FOLDER
+from latticebpd.lattices.drafts import Drafts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
@@ -39,6 +47,8 @@ from latticebpd.measuring.lattice_files import blocks
 from latticebpd.models.gguf.gguf_file import GgufFile
 from latticebpd.models.gguf.gguf_tokenizer import tokenizer_of_gguf
 from latticebpd.models.gguf.gguf_weights import dequantized
+from latticebpd.models.load_target import load_tokenizer
+from latticebpd.scoring.rescoring import draft_tree, rescore
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattices import num_paths, top_arcs
 from tests.helpers.trigrams import good_model
@@ -83,6 +93,23 @@ VALUES: list[Any] = [
     None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "x" * 999, [], {}, [[[]]], {"a": 1}, "\ud800",
     1e-320,
 ]  # fmt: skip
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{2,9}$"},
+        "more": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/n"}, {"const": None}]}, "maxItems": 3},
+    },
+    "required": ["name"],
+    "additionalProperties": {"enum": ["a", 2]},
+    "$defs": {"n": {"type": "integer", "minimum": -3, "maximum": 99}},
+}
+GRAMMAR = b"""start: sum
+sum: NUMBER | sum " + " sum | "(" sum ")" | call{0,2}
+call: /[a-z]+/ "(" sum ")"
+NUMBER: /[0-9]{1,3}/
+"""
+TOKENS = model_tokens(load_tokenizer(MODEL_FOLDER), 8192)
 
 Random = np.random.Generator
 
@@ -363,9 +390,11 @@ def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.nd
 
 
 def use_object(path: Path) -> None:
-    """The automaton in a file as an object in memory, read as a model and as a lattice."""
+    """The automaton in a file as an object in memory, read as a constraint, as a model and as a lattice."""
     file = parse_fst(path.read_bytes(), path.name)
     automaton = to_openfst(file.states, file.arcs, file.start, None, EXPANDED)
+    with suppress(ValueError):
+        use_acceptor(fst_constraint(automaton, over_tokens=True))
     for read, use in ((fst.NgramModel.from_fst, search_model), (fst.Lattice.from_fst, use_word_lattice)):
         try:
             use(read(automaton))
@@ -376,6 +405,27 @@ def use_object(path: Path) -> None:
         else:
             return
     raise refused
+
+
+def use_acceptor(constraint: FstConstraint) -> None:
+    tokens: Any = SimpleModelTokens()
+    automaton = constraint.automaton(tokens, [0])
+    lattice = SausageLattice([[1, 2], [4, 0]], np.zeros((2, 2)))
+    for drafts in (rescore(lattice, None, 5, constraint=automaton), draft_tree(lattice, None, 5, constraint=automaton)):
+        assert not np.isnan(drafts.scores if isinstance(drafts, Drafts) else drafts.log_probs).any()  # type: ignore[arg-type]
+    state = automaton.start
+    for _ in range(20):
+        if not len(legal := np.flatnonzero(automaton.legal(state))):
+            break
+        assert not np.isnan(automaton.costs(state, legal)).any()
+        state = int(automaton.successors(state, legal)[-1])
+        automaton.forced(state)
+
+
+class SimpleModelTokens:
+    """As much of `ModelTokens` as constraints over token ids need."""
+
+    vocab_size = 1000
 
 
 def search_model(lm: fst.NgramModel) -> None:
@@ -460,6 +510,27 @@ def use_gguf(path: Path) -> None:
     tokenizer.decode(tokenizer("ab <s>ba")["input_ids"])
 
 
+def use_schema(path: Path) -> None:
+    use_constraint(json_schema(path.read_text(encoding="utf-8")))
+
+
+def use_grammar(path: Path) -> None:
+    use_constraint(lark(path.read_text(encoding="utf-8")))
+
+
+def use_constraint(constraint: GrammarConstraint) -> None:
+    """A text of legal tokens."""
+    automaton = constraint.automaton(TOKENS, [0])
+    state = automaton.start
+    for number in range(8):
+        assert len(automaton.forced(state)) < 1000
+        choices = np.flatnonzero(automaton.legal(state))
+        if not len(choices):
+            return
+        state = after(automaton, state, int(choices[number % len(choices)]))
+        automaton.release(state)
+
+
 def formats(folder: Path) -> list[Format]:
     """One of each."""
     MODEL.save(folder / "good.fst")
@@ -500,6 +571,8 @@ def formats(folder: Path) -> list[Format]:
         Format(".fst", good("good.fst"), records, use_object),
         Format(".fst", good("lattice.fst"), records, use_object),
         Format(".gguf", good("good.gguf"), any_bytes, use_gguf),
+        Format(".schema", json.dumps(SCHEMA).encode(), values, use_schema),
+        Format(".lark", GRAMMAR, lines, use_grammar),
     ]
 
 

@@ -10,11 +10,12 @@ cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
 engine=(tests/test_scarce_memory.py tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_chains.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
-selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
-  tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py "${engine[@]}")
+selection=(tests/fst/test_search.py tests/fst/test_constraints.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
+  tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py
+  tests/latticebpd/constraints/test_automata.py "${engine[@]}")
 if [[ "${1:-}" == "--quick" ]]; then
   rounds=${ROUNDS:-3000}
-  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py "${engine[@]}")
+  selection=(tests/fst/test_search.py tests/fst/test_constraints.py tests/fst/test_calibrated.py "${engine[@]}")
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2
   exit 2

@@ -134,6 +134,7 @@ def kernels() -> dict[str, Callable[[], Any]]:
         "passes": passes,
         "logits": lambda: model.logits(x, 1),
         "best": lambda: model.best(x[:4], 1),
+        "logits of a few": lambda: model.logits_of(x[:2], np.array([3, 7, 40, 41]), [3, 1], 1),
         "top_k": lambda: _engine.top_k(x.reshape(2, -1), 9, 1),
         "states": lambda: heads.states(x, 3, 1),
         "lattices": lambda: lattices.lattices(x[:2], 3, 5, True, 1),

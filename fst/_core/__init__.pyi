@@ -1,7 +1,8 @@
 """The compiled core of fst (C++ sources in this folder); `fst.search` and `fst.NgramModel` are its documented
 interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,9 @@ class Model:
 Sausages = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float32] | None]
 """Tokens and log-probabilities [n, slots, k], transitions [n, slots - 1, k, k]; or one sausage, all without the n."""
 
+Constraints = Sequence[tuple[Any, int] | None] | None
+"""For each lattice a `fst.search.ConstraintAutomaton` and its state, or None."""
+
 def posteriors(sausages: Sausages, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]
@@ -44,10 +48,22 @@ def lattice_nbest(
 def lattice_posteriors(arcs: Arcs, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 def determinize(arcs: Arcs) -> Arcs: ...
 def nbest(
-    sausages: Sausages, model: Model | None, p: int, alpha: float, contexts: ArrayLike, threads: int
+    sausages: Sausages,
+    model: Model | None,
+    p: int,
+    alpha: float,
+    contexts: ArrayLike,
+    threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def tree(
-    sausages: Sausages, model: Model | None, num_nodes: int, alpha: float, contexts: ArrayLike, threads: int
+    sausages: Sausages,
+    model: Model | None,
+    num_nodes: int,
+    alpha: float,
+    contexts: ArrayLike,
+    threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 
 class TextIndex:
@@ -67,6 +83,7 @@ def calibrated_tree(
     proposals: int,
     contexts: ArrayLike,
     threads: int,
+    constraints: Constraints,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
     sausages: Sausages,
@@ -104,3 +121,34 @@ class ArpaParser:
 def read_symbols(
     file: Buffer, begin: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]: ...
+
+class TokenTrie:
+    """A model's tokens by their bytes; None for a token that spells nothing."""
+
+    def __init__(self, spelled: list[bytes | None]) -> None: ...
+
+class AcceptorOverTokens:
+    """A weighted acceptor, determinized on demand, as an automaton over tokens: of token ids + 1, or with a trie of the
+    tokens' bytes. A token's cost is part of the least cost of any path; end tokens lead to a state without arcs."""
+
+    start: int
+    vocab_size: int
+    weighted: bool
+    num_states: int
+    def __init__(
+        self,
+        offsets: ArrayLike,
+        labels: ArrayLike,
+        targets: ArrayLike,
+        costs: ArrayLike,
+        finals: ArrayLike,
+        start: int,
+        trie: TokenTrie | None,
+        vocab_size: int,
+        end_tokens: list[int],
+    ) -> None: ...
+    def legal(self, state: int) -> NDArray[np.bool_]: ...
+    def successors(self, state: int, tokens: ArrayLike) -> NDArray[np.int64]: ...
+    def costs(self, state: int, tokens: ArrayLike) -> NDArray[np.float32]: ...
+    def forced_labels(self, state: int) -> NDArray[np.int32]: ...
+    def has_longer(self, state: int, spelled: bytes) -> bool: ...

@@ -33,25 +33,27 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
 }
 
 CalibratedSearch::State CalibratedSearch::start(const Lattice& lattice, std::uint32_t start_state,
-                                                const TextIndex& text, std::int64_t proposals) {
+                                                const TextIndex& text, std::int64_t proposals, Constraint* constraint) {
     if (lattice.slots() == 0) refuse("expected lattices of at least one slot, or further slots, got none");
     if (proposals < 0 || proposals > kMostProposals)
         refuse("expected 0 to ", kMostProposals, " proposals, got ", proposals);
-    graph_.assign(lattice, kTreeBuckets);
+    graph_.assign(lattice, kTreeBuckets, constraint != nullptr);
     text_ = &text;
+    constraint_ = constraint;
     proposals_ = static_cast<std::size_t>(proposals);
     arcs_.clear();
     conditionals_.clear();
-    return {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
+    return {graph_.path_state_after(0, start_state, Constraint::kStart), text.end()};
 }
 
 const Tree& CalibratedSearch::run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
-                                  std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals) {
+                                  std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals,
+                                  Constraint* constraint) {
     if (weights.empty() || weights.size() % kFeatures != 0)
         refuse("expected ", kFeatures, " weights for each slot, got ", weights.size());
     for (const double weight : weights)
         if (!(std::abs(weight) <= kLargestWeight)) refuse("expected weights from -1e6 to 1e6, got ", weight);
-    const State root = start(lattice, start_state, text, proposals);
+    const State root = start(lattice, start_state, text, proposals, constraint);
     if (weights.size() == kFeatures && lattice.num_columns() > 0 && lattice.slot(lattice.slots() - 1).size == 0)
         refuse("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
@@ -67,7 +69,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
         refuse("expected a path of at most ", lattice.slots(), " tokens, got ", path.size());
     const Model* const model = lattice.model();
-    State state = start(lattice, start_state, text, proposals);
+    State state = start(lattice, start_state, text, proposals, nullptr);
     Description out;
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers followers = find_arcs(state);
@@ -90,9 +92,7 @@ CalibratedSearch::Description CalibratedSearch::describe(const Lattice& lattice,
         const std::int64_t token = path[slot];
         const std::uint32_t before = graph_.node(graph_.node_of(state.path_state)).state;
         const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(before, model->label_of(token)).next_state;
-        std::int32_t column = Graph::kNone;
-        for (std::int32_t c = 0; c < lattice.slot(slot).size; ++c)
-            if (lattice.token(lattice.slot(slot).first + c) == token) column = c;
+        const std::int32_t column = column_of(lattice, slot, static_cast<std::int32_t>(token));
         state = {graph_.find_path_state(graph_.find_node(slot + 1, lm_state), column),
                  text.advance(state.history, static_cast<std::int32_t>(token))};
     }
@@ -121,16 +121,21 @@ Followers CalibratedSearch::expand(const State& state) {
     const Followers followers = find_arcs(state);
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state));
     const double* const weights = weights_of(slot, has_long_match(followers));
-    const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
-    double best = outside;
+    double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     conditionals_.resize(arcs_.size());
     double* const scores = conditionals_.data() + followers.first;
+    if (forced(state) != Constraint::kNone) {
+        scores[0] = forced_log_prob(*constraint_, constraint_state(state));
+        return followers;
+    }
     for (std::int32_t i = 0; i < followers.size; ++i) {
         scores[i] = 0;
         each_feature(arcs_[followers.first + i],
                      [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
-        best = std::max(best, scores[i]);
     }
+    if (constraint_ != nullptr) outside += apply_constraint(state, followers, scores);
+    double best = outside;
+    for (std::int32_t i = 0; i < followers.size; ++i) best = std::max(best, scores[i]);
     double total = std::exp(outside - best);
     for (std::int32_t i = 0; i < followers.size; ++i) total += std::exp(scores[i] - best);
     const double normaliser = best + std::log(total);
@@ -138,13 +143,24 @@ Followers CalibratedSearch::expand(const State& state) {
     return followers;
 }
 
+double CalibratedSearch::apply_constraint(const State& state, const Followers& followers, double* scores) {
+    tokens_.clear();
+    for (std::int32_t i = 0; i < followers.size; ++i) tokens_.push_back(arcs_[followers.first + i].token);
+    const std::int32_t at = constraint_state(state);
+    constraint_->apply(at, tokens_, scores);
+    const auto others = [&](std::int64_t tokens) { return static_cast<double>(tokens - followers.size); };
+    const double legal = others(constraint_->num_legal(at));
+    return legal > 0 ? std::log(legal / others(constraint_->vocab_size(at))) : kMinusInfinity;
+}
+
 bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
     const Arc& arc = arcs_[follower];
-    out.path_state = arc.hit == Graph::kNone
-                         ? graph_.find_path_state(graph_.find_node(slot, arc.next_state), Graph::kNone)
-                         : graph_.next_path_state(arc.hit, slot);
+    const std::int32_t constraint_state =
+        constraint_ == nullptr ? Constraint::kStart : constraint_->next(this->constraint_state(state), arc.token);
+    out.path_state = arc.hit == Graph::kNone ? graph_.path_state_after(slot, arc.next_state, constraint_state)
+                                             : graph_.next_path_state(arc.hit, slot, constraint_state);
     out.history = text_->advance(state.history, arc.token);
     return true;
 }
@@ -159,13 +175,20 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     const Lattice::Slot& columns = lattice.slot(graph_.slot_of(node));
     check_opened(arcs_.size());
     const auto first = static_cast<std::int32_t>(arcs_.size());
+    const std::int32_t forced = this->forced(state);
     for (std::int32_t c = 0; c < columns.size; ++c) {
+        const std::int32_t token = lattice.token(columns.first + c);
+        if (forced != Constraint::kNone ? token != forced : !is_legal(state, token)) continue;
         const Graph::Step& step = steps[c];
         const double log_prob = std::max(weights[c], kLeast);
-        arcs_.push_back(
-            {lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
+        arcs_.push_back({token, step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
+    }
+    if (forced != Constraint::kNone) {
+        if (arcs_.size() == static_cast<std::size_t>(first)) arcs_.push_back(not_drafted(state, forced));
+        return {first, 1};
     }
     if (columns.size == 0 && proposals_ > 0) add_proposals(state);
+    if (constraint_ != nullptr) add_few_legal(state, first);
     const auto listed = static_cast<std::int32_t>(arcs_.size()) - first;
     match_columns(state, first, listed);
     add_copies(state, first, listed);
@@ -181,6 +204,17 @@ CalibratedSearch::Arc CalibratedSearch::not_drafted(const State& state, std::int
     Model::Step step{0, 0, levels};
     if (model != nullptr) step = model->advance(node.state, model->label_of(token));
     return {token, Graph::kNone, step.next_state, levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
+}
+
+// All legal tokens, where they are few, among those that are arcs already.
+void CalibratedSearch::add_few_legal(const State& state, std::int32_t first) {
+    const auto listed = static_cast<std::int32_t>(arcs_.size()) - first;
+    for (const std::int32_t token : constraint_->few_legal(constraint_state(state))) {
+        const auto end = arcs_.begin() + first + listed;
+        const auto arc = std::ranges::lower_bound(arcs_.begin() + first, end, token, {}, &Arc::token);
+        if (arc == end || arc->token != token) arcs_.push_back(not_drafted(state, token));
+    }
+    std::ranges::sort(arcs_.begin() + first, arcs_.end(), {}, &Arc::token);
 }
 
 // The tokens that the n-gram model holds likeliest among those that follow a history of one token or more.
@@ -199,6 +233,7 @@ void CalibratedSearch::add_proposals(const State& state) {
             std::pair<double, std::int32_t> candidate{backoff_cost + Model::cost(arc.cost), arc.label - 1};
             const auto loses = [&] { return likeliest_.size() == proposals_ && !(candidate < likeliest_.front()); };
             if (loses() || arc.label < 1 || arc.label == model->unk_label()) continue;
+            if (!is_legal(state, candidate.second)) continue;
             if (failures > 0) {  // it may have a longer n-gram
                 candidate.first = model->advance(node.state, arc.label).cost;
                 const auto same = [&](const auto& known) { return known.second == candidate.second; };
@@ -262,7 +297,7 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
              child = text_->node(child).next_sibling) {
             if (arcs_.size() - listed_end == kMostCopies) break;
             const std::int32_t token = text_->node(child).token;
-            if (known(token)) continue;
+            if (known(token) || !is_legal(state, token)) continue;
             Arc arc = not_drafted(state, token);
             set_match(arc, history, child);
             arcs_.push_back(arc);

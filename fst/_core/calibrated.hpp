@@ -9,6 +9,9 @@
 // slots a lattice may have slots without a column, `Lattice::extend`: their arcs are copies and, where they are asked
 // for, *proposals*: the tokens that the n-gram model holds likeliest. A lattice may have no other slots at all, where
 // there is no drafter.
+//
+// Under a constraint arcs are legal, and outside stands for the legal tokens among all others: its share is theirs. A
+// forced token follows alone; where few tokens are legal, all are arcs, and nothing is outside.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "best_first.hpp"
+#include "constraint.hpp"
 #include "graph.hpp"
 #include "text_index.hpp"
 
@@ -63,7 +67,8 @@ class CalibratedSearch {
     // of the n-gram model, at most so many in a slot without columns, from 0 to kMostProposals. Other arguments as for
     // TreeSearch.
     const Tree& run(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text,
-                    std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals);
+                    std::span<const double> weights, std::int64_t num_nodes, std::int64_t proposals,
+                    Constraint* constraint = nullptr);
 
     // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
     struct Description {
@@ -89,7 +94,18 @@ class CalibratedSearch {
         float share;               // ln
         double log_prob, ngram;
     };
-    State start(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text, std::int64_t proposals);
+    State start(const Lattice& lattice, std::uint32_t start_state, const TextIndex& text, std::int64_t proposals,
+                Constraint* constraint);
+    std::int32_t constraint_state(const State& state) const { return graph_.constraint_state_of(state.path_state); }
+    bool is_legal(const State& state, std::int32_t token) const {
+        return constraint_ == nullptr || constraint_->is_legal(constraint_state(state), token);
+    }
+    std::int32_t forced(const State& state) const {
+        return constraint_ == nullptr ? Constraint::kNone : constraint_->forced(constraint_state(state));
+    }
+    void add_few_legal(const State& state, std::int32_t first);
+    // Subtracts what tokens cost; returns ln of the share of tokens beyond these arcs that are legal.
+    double apply_constraint(const State& state, const Followers& followers, double* scores);
     Followers find_arcs(const State& state);
     void add_proposals(const State& state);
     void match_columns(const State& state, std::int32_t first, std::int32_t size);
@@ -108,6 +124,8 @@ class CalibratedSearch {
 
     Graph graph_;
     const TextIndex* text_ = nullptr;
+    Constraint* constraint_ = nullptr;
+    std::vector<std::int32_t> tokens_;  // scratch of apply_constraint()
     std::size_t proposals_ = 0;
     std::vector<std::pair<double, std::int32_t>> likeliest_;  // scratch of add_proposals(): cost and token
     std::vector<double> weights_;                             // [slots, 2, kEach]: without a long match, with one

@@ -8,12 +8,14 @@ namespace fst_core {
 namespace {
 
 constexpr std::size_t kChunk = 32;  // rows in flight between memory and cache
-constexpr std::size_t kPathStateBuckets = 512;
+constexpr std::size_t kPathStateBuckets = 512, kOriginBuckets = 64;
 
 }  // namespace
 
-void Graph::assign(const Lattice& lattice, std::size_t buckets) {
+void Graph::assign(const Lattice& lattice, std::size_t buckets, bool is_constrained) {
     lattice_ = &lattice;
+    is_constrained_ = is_constrained;
+    has_path_states_ = is_constrained || lattice.has_transitions();
     model_ = lattice.model();
     nodes_.clear();
     num_hits_ = 0;
@@ -26,7 +28,9 @@ void Graph::assign(const Lattice& lattice, std::size_t buckets) {
     steps_.resize(std::max<std::size_t>(steps_.size(), lattice.max_columns()));
     weights_.resize(steps_.size());
     path_states_.clear();
-    if (lattice.has_transitions()) path_state_by_column_.clear(kPathStateBuckets);
+    if (has_path_states_) path_state_by_origin_.clear(kPathStateBuckets);
+    if (is_constrained) origins_.clear(kOriginBuckets);
+    num_origins_ = 0;
 }
 
 std::int32_t Graph::add_node(Layer& layer, std::int32_t slot, std::uint32_t state) {
@@ -39,15 +43,24 @@ std::int32_t Graph::add_node(Layer& layer, std::int32_t slot, std::uint32_t stat
     return index;
 }
 
-std::int32_t Graph::next_path_state(std::int32_t index, std::int32_t slot) {
+std::int32_t Graph::next_path_state(std::int32_t index, std::int32_t slot, std::int32_t constraint_state) {
     if (const Hit& known = hit(index); known.next != kNone) return known.next;
-    const std::int32_t next = find_path_state(find_node(slot, hit(index).next_state), hit(index).column);
-    return hit(index).next = next;
+    const std::int32_t node = find_node(slot, hit(index).next_state);
+    if (is_constrained_)  // a hit leads to several
+        return find_path_state(node, lattice_->has_transitions() ? hit(index).column : kNone, constraint_state);
+    return hit(index).next = find_path_state(node, hit(index).column);
 }
 
-std::int32_t Graph::add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column) {
-    const auto index = path_state_by_column_.insert(key, static_cast<std::int32_t>(path_states_.size())).first;
-    path_states_.push_back({node, column, this->node(node).first_path_state});
+std::int32_t Graph::origin_of(std::int32_t column, std::int32_t constraint_state) {
+    const auto [index, added] = origins_.insert(key_of(column, constraint_state), num_origins_);
+    num_origins_ += added;
+    return index;
+}
+
+std::int32_t Graph::add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column,
+                                   std::int32_t constraint_state) {
+    const auto index = path_state_by_origin_.insert(key, static_cast<std::int32_t>(path_states_.size())).first;
+    path_states_.push_back({node, column, this->node(node).first_path_state, constraint_state});
     return this->node(node).first_path_state = index;
 }
 

@@ -7,9 +7,9 @@
 // is looked up once per state, however many histories share its end, and the row of the unigram state, which has
 // every column, closes each chain.
 //
-// What follows a path depends on its *path state*: its node or, where the lattice has transitions, the node and the
-// column that led there. Rows of costs are the nodes' in both cases; without transitions a path state is its node,
-// under the same number.
+// What follows a path depends on its *path state*: its node, the column that led there where the lattice has
+// transitions, and the state of a constraint where there is one. Rows of costs are the nodes' in all cases; with
+// neither a path state is its node, under the same number.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,9 @@ class Graph {
     };
     struct PathState {
         std::int32_t node;
-        std::int32_t column;  // of the slot before; kNone at the start, and after a token that is no column
+        std::int32_t column;  // of the slot before; kNone at the start, after a token that is no column, and untied
         std::int32_t next;    // another path state of the node
+        std::int32_t constraint_state;
     };
     // One column as seen from a node, everything resolved.
     struct Step {
@@ -56,8 +57,8 @@ class Graph {
     };
 
     // Forgets the nodes of the lattice before; keeps the memory. Without a model every step costs 0. Half of `buckets`,
-    // a power of two, is how many nodes a slot will mostly have.
-    void assign(const Lattice& lattice, std::size_t buckets);
+    // a power of two, is how many nodes a slot will mostly have. is_constrained: path states have constraint states.
+    void assign(const Lattice& lattice, std::size_t buckets, bool is_constrained = false);
 
     std::int32_t find_node(std::int32_t slot, std::uint32_t state) {
         Layer& layer = layers_[slot];
@@ -71,20 +72,26 @@ class Graph {
     // Opens every slot from `start_state` on; returns the path state there.
     std::int32_t open_all(std::uint32_t start_state);
     // Where a hit of a sausage leads; `slot` is the one after the hit's own.
-    std::int32_t next_path_state(std::int32_t hit, std::int32_t slot);
+    std::int32_t next_path_state(std::int32_t hit, std::int32_t slot, std::int32_t constraint_state = 0);
     // `column`: of the slot before, or kNone.
-    std::int32_t find_path_state(std::int32_t node, std::int32_t column) {
-        if (!lattice_->has_transitions()) return node;
-        const std::uint64_t key =
-            std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
-        const std::int32_t known = path_state_by_column_.find(key);
-        return known != kNone ? known : add_path_state(key, node, column);
+    std::int32_t find_path_state(std::int32_t node, std::int32_t column, std::int32_t constraint_state = 0) {
+        if (!has_path_states_) return node;
+        const std::int32_t origin = is_constrained_ ? origin_of(column, constraint_state) : column;
+        const std::int32_t known = path_state_by_origin_.find(key_of(node, origin));
+        return known != kNone ? known : add_path_state(key_of(node, origin), node, column, constraint_state);
+    }
+    // Where a token that is no column of the slot before leads.
+    std::int32_t path_state_after(std::int32_t slot, std::uint32_t state, std::int32_t constraint_state) {
+        return find_path_state(find_node(slot, state), kNone, constraint_state);
     }
     std::int32_t node_of(std::int32_t path_state) const {
-        return lattice_->has_transitions() ? path_states_[path_state].node : path_state;
+        return has_path_states_ ? path_states_[path_state].node : path_state;
+    }
+    std::int32_t constraint_state_of(std::int32_t path_state) const {
+        return is_constrained_ ? path_states_[path_state].constraint_state : 0;
     }
     const PathState& path_state(std::int32_t index) const { return path_states_[index]; }
-    std::size_t num_path_states() const { return lattice_->has_transitions() ? path_states_.size() : nodes_.size(); }
+    std::size_t num_path_states() const { return has_path_states_ ? path_states_.size() : nodes_.size(); }
     // log_prob and transition of every column of the next slot; valid until the next call.
     const double* weights(std::int32_t path_state);
 
@@ -113,7 +120,12 @@ class Graph {
         hits_[num_hits_++] = {column, next_state, kNone, cost};
     }
     std::int32_t add_node(Layer& layer, std::int32_t slot, std::uint32_t state);
-    std::int32_t add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column);
+    static std::uint64_t key_of(std::int32_t high, std::int32_t low) {
+        return std::uint64_t{static_cast<std::uint32_t>(high)} << 32 | static_cast<std::uint32_t>(low);
+    }
+    std::int32_t origin_of(std::int32_t column, std::int32_t constraint_state);
+    std::int32_t add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column,
+                                std::int32_t constraint_state);
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
     void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);
@@ -128,7 +140,10 @@ class Graph {
     std::size_t num_hits_ = 0;
     std::vector<Layer> layers_;
     std::vector<PathState> path_states_;
-    HashTable<std::uint64_t> path_state_by_column_;  // by node and column
+    HashTable<std::uint64_t> path_state_by_origin_;  // by node, and column or index of column and constraint state
+    HashTable<std::uint64_t> origins_;               // by column and constraint state
+    std::int32_t num_origins_ = 0;
+    bool has_path_states_ = false, is_constrained_ = false;
     std::vector<Pending> pending_;
     std::vector<Step> steps_;      // [column]: what resolve() returns
     std::vector<double> weights_;  // [column]: what weights() returns

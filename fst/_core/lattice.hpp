@@ -84,6 +84,9 @@ class Lattice {
 
     // Of column `first + c` of a slot.
     std::int32_t token(std::int32_t column) const { return tokens_[column]; }
+    std::span<const std::int32_t> tokens(const Slot& slot) const {
+        return {tokens_.data() + slot.first, static_cast<std::size_t>(slot.size)};
+    }
     const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
     // Of a column, the index that it had in its slot when the lattice was assigned.
     std::int32_t input_column(std::int32_t column) const { return inputs_[column]; }

@@ -128,4 +128,5 @@ PYBIND11_MODULE(_core, module) {
     bind_formats(module);
     bind_sausages(module);
     bind_word_lattices(module);
+    bind_token_acceptors(module);
 }

@@ -46,18 +46,88 @@ double highest(const std::vector<double>& row) {
 // exact score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn:
 // each of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
 const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p,
-                                            double alpha) {
+                                            double alpha, Constraint* constraint) {
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
         refuse("expected a search for at most 2^22 paths, got p = ", p, "; lower it");
     alpha_ = alpha;
     has_transitions_ = lattice.has_transitions();
-    graph_.assign(lattice, lattice.is_sausage() ? kBuckets : kFewBuckets);
-    const std::int32_t root = graph_.open_all(start_state);
-    values_.resize(graph_.num_path_states());
-    for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
+    graph_.assign(lattice, lattice.is_sausage() ? kBuckets : kFewBuckets, constraint != nullptr);
+    choices_.clear();
+    std::int32_t root;
+    if (constraint == nullptr) {
+        root = graph_.open_all(start_state);
+        values_.resize(graph_.num_path_states());
+        for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
+        first_choice_.assign(graph_.num_path_states(), Graph::kNone);
+    } else {
+        root = evaluate_legal(start_state, *constraint);
+    }
     enumerate(root, p);
     collect();
     return result_;
+}
+
+// Under a constraint a hit leads to a path state for each constraint state, so choices are made of every path state at
+// once. Path states are numbered slot by slot, as they are reached: backward by number, values are exact.
+std::int32_t NbestSearch::evaluate_legal(std::uint32_t start_state, Constraint& constraint) {
+    const std::int32_t root = graph_.path_state_after(0, start_state, Constraint::kStart);
+    legal_by_state_.clear(kBuckets);
+    legal_gains_.clear();
+    legal_next_.clear();
+    first_choice_.clear();
+    bool complete = false;
+    for (std::int32_t index = root; index < static_cast<std::int32_t>(graph_.num_path_states()); ++index) {
+        expand_legal(index, constraint);
+        for (std::size_t i = first_choice_[index]; i < choices_.size(); ++i)
+            complete |= choices_[i].next == Graph::kNone && choices_[i].step > kMinusInfinity;
+    }
+    const auto slot_of = [&](std::int32_t index) { return graph_.slot_of(graph_.node_of(index)); };
+    const auto num_states = static_cast<std::int32_t>(graph_.num_path_states());
+    const std::int32_t end = complete ? graph_.lattice().slots() : slot_of(num_states - 1);
+    values_.assign(num_states, kMinusInfinity);
+    for (std::int32_t index = num_states; index-- > 0;) {
+        const std::int32_t slot = slot_of(index);
+        Choice* const choices = choices_.data() + first_choice_[index];
+        for (std::int32_t c = 0; c < graph_.lattice().slot(slot).size; ++c) {
+            if (slot + 1 == end) choices[c].next = Graph::kNone;
+            choices[c].value = choices[c].step + (choices[c].next != Graph::kNone ? values_[choices[c].next] : 0.0);
+            values_[index] = std::max(values_[index], choices[c].value);
+        }
+    }
+    return root;
+}
+
+void NbestSearch::expand_legal(std::int32_t index, Constraint& constraint) {
+    const std::int32_t node = graph_.node_of(index), slot = graph_.slot_of(node);
+    const std::int32_t state = graph_.constraint_state_of(index);
+    const Lattice& lattice = graph_.lattice();
+    const std::span<const std::int32_t> tokens = lattice.tokens(lattice.slot(slot));
+    const auto [first, added] = legal_by_state_.insert(
+        std::uint64_t{static_cast<std::uint32_t>(state)} << 32 | static_cast<std::uint32_t>(slot),
+        static_cast<std::int32_t>(legal_gains_.size()));
+    if (added) {
+        legal_gains_.resize(first + tokens.size(), 0.0);
+        legal_next_.resize(first + tokens.size(), Constraint::kNone);
+        constraint.apply(state, tokens, legal_gains_.data() + first);
+        if (slot + 1 < lattice.slots()) {
+            asked_.clear();
+            for (std::size_t c = 0; c < tokens.size(); ++c)
+                if (legal_gains_[first + c] > kMinusInfinity) asked_.push_back(tokens[c]);
+            reached_.resize(asked_.size());
+            constraint.next(state, asked_, reached_.data());
+            auto reached = reached_.begin();
+            for (std::size_t c = 0; c < tokens.size(); ++c)
+                if (legal_gains_[first + c] > kMinusInfinity) legal_next_[first + c] = *reached++;
+        }
+    }
+    graph_.open(node);
+    const Graph::Step* const steps = add_choices(index);
+    Choice* const choices = choices_.data() + first_choice_[index];
+    for (std::size_t c = 0; c < tokens.size(); ++c) {
+        choices[c].step += legal_gains_[first + c];
+        if (slot + 1 < lattice.slots() && choices[c].step > kMinusInfinity)
+            choices[c].next = graph_.next_path_state(steps[c].hit, slot + 1, legal_next_[first + c]);
+    }
 }
 
 // From the unigram node to longer and longer histories; a history that this does not reach is in a cycle of failures.
@@ -120,20 +190,25 @@ double NbestSearch::completion_value(std::int32_t path_state, const std::vector<
 std::int32_t NbestSearch::best_column(std::int32_t index) {
     const std::int32_t node = graph_.node_of(index);
     const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
-    std::int32_t& first = first_choice_[index];
-    if (first == Graph::kNone) {
-        if (choices_.size() > kMostChoices)
-            refuse("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
-        first = static_cast<std::int32_t>(choices_.size());
-        const Graph::Step* const steps = graph_.resolve(node);
-        const double* const weights = graph_.weights(index);
-        for (std::int32_t c = 0; c < size; ++c) {
-            const double step = weights[c] + alpha_ * -steps[c].cost;
-            const std::int32_t next = graph_.hit(steps[c].hit).next;
-            choices_.push_back({step + (next != Graph::kNone ? values_[next] : 0.0), step, next, kUnknown});
-        }
+    if (first_choice_[index] == Graph::kNone) add_choices(index);
+    return next_in_order(choices_.data() + first_choice_[index], size, std::numeric_limits<double>::infinity(), -1);
+}
+
+const Graph::Step* NbestSearch::add_choices(std::int32_t index) {
+    if (choices_.size() > kMostChoices)
+        refuse("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
+    if (first_choice_.size() <= static_cast<std::size_t>(index)) first_choice_.resize(index + 1, Graph::kNone);
+    first_choice_[index] = static_cast<std::int32_t>(choices_.size());
+    const std::int32_t node = graph_.node_of(index);
+    const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
+    const Graph::Step* const steps = graph_.resolve(node);
+    const double* const weights = graph_.weights(index);
+    for (std::int32_t c = 0; c < size; ++c) {
+        const double step = weights[c] + alpha_ * -steps[c].cost;
+        const std::int32_t next = graph_.hit(steps[c].hit).next;
+        choices_.push_back({step + (next != Graph::kNone ? values_[next] : 0.0), step, next, kUnknown});
     }
-    return next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
+    return steps;
 }
 
 // kNone after the last.
@@ -178,8 +253,6 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
 }
 
 void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
-    first_choice_.assign(graph_.num_path_states(), Graph::kNone);
-    choices_.clear();
     prefixes_.clear();
     heap_.clear();
     complete_.clear();

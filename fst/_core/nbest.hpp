@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "constraint.hpp"
 #include "graph.hpp"
 
 namespace fst_core {
@@ -18,8 +19,10 @@ class NbestSearch {
         std::vector<double> scores;
     };
     // Of slots without two columns of one token or epsilons that lead on. p >= 1; alpha from 0 to kLargestWeight; a
-    // lattice without a model is not rescored.
-    const Result& run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p, double alpha);
+    // lattice without a model is not rescored. Under a constraint, of sausages only, every token of a path is legal;
+    // where no path is so to the lattice's end, paths are as long as the longest that is.
+    const Result& run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p, double alpha,
+                      Constraint* constraint = nullptr);
 
   private:
     static constexpr std::int32_t kUnknown = -2;
@@ -43,6 +46,9 @@ class NbestSearch {
     void evaluate_slot(std::int32_t slot);
     void evaluate(std::int32_t node, std::size_t depth);
     double completion_value(std::int32_t path_state, const std::vector<double>& row);
+    std::int32_t evaluate_legal(std::uint32_t start_state, Constraint& constraint);
+    void expand_legal(std::int32_t path_state, Constraint& constraint);
+    const Graph::Step* add_choices(std::int32_t path_state);
     std::int32_t best_column(std::int32_t path_state);
     std::int32_t follower(const Candidate& candidate);
     std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
@@ -66,6 +72,10 @@ class NbestSearch {
     std::size_t unevaluated_ = 0;             // nodes of the slot at hand
     std::vector<std::int32_t> first_choice_;  // [path_state] into choices_, kNone until visited
     std::vector<Choice> choices_;
+    HashTable<std::uint64_t> legal_by_state_;    // by constraint state and slot, into legal_gains_ and legal_next_
+    std::vector<double> legal_gains_;            // [column] -cost, -inf where the column is not legal
+    std::vector<std::int32_t> legal_next_;       // [column] constraint state
+    std::vector<std::int32_t> asked_, reached_;  // scratch of expand_legal()
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;
     std::vector<std::int32_t> complete_;      // prefixes of full length

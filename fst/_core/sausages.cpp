@@ -3,11 +3,14 @@
 #include <shared_mutex>
 
 #include "bindings.hpp"
+#include "python_automaton.hpp"
 #include "text_index.hpp"
 #include "workspaces.hpp"
 
 namespace fst_core {
 namespace {
+
+constexpr std::int64_t kMostForced = 64;  // tokens after a lattice's last slot
 
 // A TextIndex that may grow in one thread while others search with it: they wait for each other.
 struct SharedIndex {
@@ -16,12 +19,13 @@ struct SharedIndex {
 };
 
 py::tuple nbest(const Sausages& sausages, const Model* model, std::int64_t p, double alpha, const Contexts& contexts,
-                std::int64_t threads) {
+                std::int64_t threads, const Automata& automata) {
     using Result = NbestSearch::Result;
     const SausageBatch batch(sausages, model, alpha, contexts);
     if (p < 1) refuse("expected p of at least 1, got ", p);
-    const auto results = results_of(batch, threads, [&](std::int64_t i, Workspace& workspace) {
-        return workspace.nbest.run(workspace.lattice, batch.start_state(i), p, batch.alpha);
+    const Constraints constraints(automata, batch.size);
+    const auto results = results_of(batch, constraints.threads(threads), [&](std::int64_t i, Workspace& workspace) {
+        return workspace.nbest.run(workspace.lattice, batch.start_state(i), p, batch.alpha, constraints.of(i));
     });
     return py::make_tuple(stacked(batch, results, &Result::tokens, -1, batch.slots),
                           stacked(batch, results, &Result::scores, kMinusInfinity), counts(results, &Result::scores));
@@ -37,10 +41,13 @@ py::tuple trees(const SausageBatch& batch, std::int64_t num_nodes, std::int64_t 
 }
 
 py::tuple tree(const Sausages& sausages, const Model* model, std::int64_t num_nodes, double alpha,
-               const Contexts& contexts, std::int64_t threads) {
+               const Contexts& contexts, std::int64_t threads, const Automata& automata) {
     const SausageBatch batch(sausages, model, alpha, contexts);
-    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) {
-        return workspace.tree.run(workspace.lattice, batch.start_state(i), num_nodes, batch.alpha);
+    const Constraints constraints(automata, batch.size);
+    return trees(batch, num_nodes, constraints.threads(threads), [&](std::int64_t i, Workspace& workspace) {
+        Constraint* const constraint = constraints.of(i);
+        if (constraint != nullptr) workspace.lattice.extend(std::min(num_nodes, kMostForced));
+        return workspace.tree.run(workspace.lattice, batch.start_state(i), num_nodes, batch.alpha, constraint);
     });
 }
 
@@ -51,17 +58,20 @@ void check_further(std::int64_t further) {
 
 py::tuple calibrated_tree(const Sausages& sausages, const Model* model, const std::vector<const SharedIndex*>& texts,
                           const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
-                          std::int64_t proposals, const Contexts& contexts, std::int64_t threads) {
+                          std::int64_t proposals, const Contexts& contexts, std::int64_t threads,
+                          const Automata& automata) {
     check_further(further);
     const SausageBatch batch(sausages, model, 1, contexts, 0);
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         refuse("expected one text for each of ", batch.size, " lattices, got ", texts.size());
+    const Constraints constraints(automata, batch.size);
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
-    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) {
+    return trees(batch, num_nodes, constraints.threads(threads), [&](std::int64_t i, Workspace& workspace) {
         const SharedIndex& text = *texts[i];
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further);
-        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes, proposals);
+        return workspace.calibrated.run(workspace.lattice, batch.start_state(i), text.index, all, num_nodes, proposals,
+                                        constraints.of(i));
     });
 }
 
@@ -110,8 +120,10 @@ void bind_sausages(py::module_& module) {
         .def(
             "extend",
             [](SharedIndex& text, const Array<std::int64_t>& tokens) {
+                const std::span<const std::int64_t> added = tokens_of(tokens, "tokens");
+                const fst::GilRelease gil_release;  // first: a search that holds the text may call Python
                 const std::unique_lock lock(text.mutex);
-                text.index.extend(tokens_of(tokens, "tokens"));
+                text.index.extend(added);
             },
             "tokens"_a)
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });

@@ -46,6 +46,11 @@ def chat(
     top_k: int | None = model_options.TOP_K,
     top_p: float | None = model_options.TOP_P,
     seed: int | None = model_options.SEED,
+    json_schema: Path | None = model_options.JSON_SCHEMA,
+    json_object: bool = model_options.JSON_OBJECT,
+    regex: str | None = model_options.REGEX,
+    choice: list[str] = model_options.CHOICE,
+    grammar: Path | None = model_options.GRAMMAR,
     weights: str | None = model_options.WEIGHTS,
     show_blocks: bool = model_options.SHOW_BLOCKS,
 ) -> None:
@@ -54,7 +59,7 @@ def chat(
     Answers appear as their tokens are accepted; each is followed by its tokens per call of the model and per second.
     Ctrl-C ends an answer; Ctrl-D or /quit ends the chat. /retry answers the last turn again, /new begins another
     conversation, /system TEXT one with that system prompt, or the model's own without TEXT; /save FILE writes the
-    conversation as one line of JSON; /help lists these.
+    conversation as one line of JSON; /help lists these. Structured output holds for every answer.
 
     A text of several lines that is pasted in a terminal is one turn, once Enter is pressed. Without a terminal, every
     line of standard input is a turn.
@@ -67,6 +72,7 @@ def chat(
         from latticebpd.conversation import Chat
         from latticebpd.loading import load
 
+        constraint = model_options.constraint_of(json_schema, json_object, regex, choice, grammar)
         rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
         conversation = Chat(loaded, model_options.named_drafter(loaded, system, lm, None))
@@ -85,6 +91,7 @@ def chat(
                 streamer = streamer_for(loaded.tokenizer, show_blocks)
                 with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
                     options = {"streamer": streamer, "acceptance": rule, "max_new_tokens": max_new_tokens}
+                    options["constraint"] = constraint
                     _print_answer(conversation, partial(answer, **options), pressed)
         except (ValueError, OSError) as error:
             if not in_terminal:

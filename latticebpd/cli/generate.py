@@ -39,6 +39,11 @@ def generate(
     top_k: int | None = model_options.TOP_K,
     top_p: float | None = model_options.TOP_P,
     seed: int | None = model_options.SEED,
+    json_schema: Path | None = model_options.JSON_SCHEMA,
+    json_object: bool = model_options.JSON_OBJECT,
+    regex: str | None = model_options.REGEX,
+    choice: list[str] = model_options.CHOICE,
+    grammar: Path | None = model_options.GRAMMAR,
     weights: str | None = model_options.WEIGHTS,
     costs: Path | None = typer.Option(None, help="File of `latticebpd profile`: trees are cut to what pays off."),
     show_blocks: bool = model_options.SHOW_BLOCKS,
@@ -49,11 +54,13 @@ def generate(
     whatever the drafts.
 
     The text appears as it is written.  A chat model answers; an encoder–decoder translates, by itself or with a
-    non-autoregressive drafter.
+    non-autoregressive drafter. Structured output (JSON of a schema, a regular expression, a choice, a grammar) takes
+    the best of the tokens that it allows.
 
     Example: [bold]latticebpd generate "The history of the city" --system 16-best --show-blocks[/bold]
     Example: [bold]latticebpd generate "What is photosynthesis?" --model smollm2-135m[/bold]
     Example: [bold]latticebpd generate "A dog runs." --model translator --drafter-model drafter --accept beta:3,1[/bold]
+    Example: [bold]latticebpd generate "Is Paris a city?" --choice yes --choice no[/bold]
     """
     text = _text(prompt, file)
     remedy = "give the verifier that the drafter was trained for"
@@ -63,6 +70,7 @@ def generate(
     from latticebpd.loading import load
     from latticebpd.models.catalogue import BUNDLED
 
+    constraint = model_options.constraint_of(json_schema, json_object, regex, choice, grammar)
     rule = model_options.sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
         model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
@@ -77,13 +85,15 @@ def generate(
     begun = time.perf_counter()
     result = loaded.generate(
         ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
-        trace=trace is not None,
+        trace=trace is not None, constraint=constraint,
     )  # fmt: skip
     seconds = time.perf_counter() - begun
     written = result.tokens[0, result.prompt_length :].tolist()
+    cut = result.cut[0]
     if json:
         record = {
             "text": tokenizer.decode(written, skip_special_tokens=True),
+            "finish_reason": "length" if cut else "stop",
             "tokens": result.num_tokens,
             "calls": result.num_calls,
             "block_efficiency": result.block_efficiency if result.num_calls else None,
@@ -106,6 +116,8 @@ def generate(
         calls = f"{result.num_calls} calls{' after the prefill' * all(result.prefilled)}"
         speed = f"{result.num_tokens / seconds:.1f} tokens/s"
         err.print(f"{result.num_tokens} tokens in {calls}, {speed}, weights: {loaded.weights}", style="dim")
+        if cut and constraint is not None:
+            err.print(f"cut off by --max-new-tokens {max_new_tokens}: the text is no complete one", style="dim")
 
 
 def _text(prompt: str | None, file: Path | None) -> str:

@@ -11,6 +11,7 @@ from latticebpd.checks import expect
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from latticebpd.constraints.constraint import Constraint
     from latticebpd.decoding.acceptance import Acceptance
     from latticebpd.drafters.drafter import Drafter
     from latticebpd.loading import Loaded
@@ -51,6 +52,11 @@ TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature;
 TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")
 TOP_P: Any = typer.Option(None, min=0.0, max=1.0, help="Sample among the fewest tokens with this total probability.")
 SEED: Any = typer.Option(None, help="Seed of the sampling.")
+JSON_SCHEMA: Any = typer.Option(None, help="Write JSON of the schema in this file.")
+JSON_OBJECT: Any = typer.Option(False, "--json-object", help="Write a JSON object.")
+REGEX: Any = typer.Option(None, help="Write a text that this regular expression matches from end to end.")
+CHOICE: Any = typer.Option([], help="Write one of these texts; repeat it for each.")
+GRAMMAR: Any = typer.Option(None, help="Write a text of the grammar in this file, in Lark's notation.")
 SHOW_BLOCKS: Any = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed.")
 
 
@@ -67,6 +73,25 @@ def sampling_rule(
         generator = torch.Generator().manual_seed(seed)
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
     return parse_rule(name or ("sample" if temperature else "exact"), **sampling)
+
+
+def constraint_of(
+    json_schema: Path | None, json_object: bool, regex: str | None, choice: list[str], grammar: Path | None
+) -> Constraint | None:
+    """The constraint that options ask for; ValueError for more than one."""
+    from fst.files import read_text
+    from latticebpd.constraints import grammar as grammars
+
+    made = {
+        "--json-schema": None if json_schema is None else lambda: grammars.json_schema(read_text(json_schema)),
+        "--json-object": grammars.json_object if json_object else None,
+        "--regex": None if regex is None else lambda: grammars.regex(regex),
+        "--choice": (lambda: grammars.choice(choice)) if choice else None,
+        "--grammar": None if grammar is None else lambda: grammars.lark(read_text(grammar)),
+    }
+    asked = {name: make for name, make in made.items() if make is not None}
+    expect(len(asked) <= 1, f"one of {', '.join(made)}", " and ".join(asked))
+    return next(iter(asked.values()))() if asked else None
 
 
 def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:

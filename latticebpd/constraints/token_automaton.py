@@ -41,3 +41,8 @@ class TokenAutomaton(Protocol):
 
     def release(self, state: int) -> None:
         """States that ``state`` cannot reach are asked for no more."""
+
+
+def after(automaton: TokenAutomaton, state: int, token: int) -> int:
+    """The state after one token, or ILLEGAL."""
+    return int(automaton.successors(state, np.array([token], np.int64))[0])

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from latticebpd.checks import expect
+from latticebpd.constraints.token_automaton import TokenAutomaton
+from latticebpd.decoding.legal_choice import LegalChoice
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.values import as_tensor
@@ -276,32 +278,31 @@ class SpeculativeSampling(Sampling):
         return int(torch.multinomial(p, 1, generator=self.generator))
 
 
+Positions = Sequence[tuple[TokenAutomaton, int] | None]
+"""For each row its constraint's automaton and the state before its tree; None for a row without a constraint."""
 Adjust = Callable[[int, list[int], Any], Any] | None
 """Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors; None without any."""
 
 
 def accepted_paths(
-    rule: Acceptance | Sequence[Acceptance], trees: Sequence[DraftTree], verified: Verified, adjust: Adjust = None
+    rule: Acceptance | Sequence[Acceptance],
+    trees: Sequence[DraftTree],
+    verified: Verified,
+    adjust: Adjust = None,
+    automata: Positions | None = None,
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.
 
     rule: picks a token at each node; one for all rows, or one for each.
     adjust: applied to a node's logits before the rule.
+    automata: of rows whose tokens must be legal; ``trees`` hold legal tokens only.
     Returns for each row the accepted nodes, a path from the root, and the token that follows them.
     """
-
     rules = rule if isinstance(rule, Sequence) else [rule] * len(trees)
+    positions = [None] * len(trees) if automata is None else [*automata]
+    constrained = any(position is not None for position in positions)
 
-    def choose(rows: list[int], nodes: list[int]) -> list[int]:
-        columns = [node + 1 for node in nodes]
-        if verified.best_of is not None and adjust is None and all(type(rules[row]) is Exact for row in rows):
-            return verified.best_of(rows, columns)
-        logits = verified.logits_of(rows, columns)
-        if adjust is not None:
-            import torch
-
-            node_logits = zip(rows, nodes, logits, strict=True)
-            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in node_logits])
+    def by_rules(rows: Sequence[int], nodes: Sequence[int], logits: Tensor) -> list[int]:
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         groups: dict[int, list[int]] = {}  # rows with the same rule choose together
         for i, row in enumerate(rows):
@@ -315,8 +316,27 @@ def accepted_paths(
                 tokens[i] = token
         return tokens
 
+    def adjusted(rows: Sequence[int], nodes: Sequence[int], logits: Tensor) -> Tensor:
+        if adjust is None:
+            return logits
+        import torch
+
+        node_logits = zip(rows, nodes, logits, strict=True)
+        return torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in node_logits])
+
+    is_greedy = [adjust is None and type(each) is Exact for each in rules]
+
+    def choose_any(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
+        columns = [node + 1 for node in nodes]
+        if verified.best_of is not None and all(is_greedy[row] for row in rows):
+            return verified.best_of(rows, columns)
+        return by_rules(rows, nodes, adjusted(rows, nodes, verified.logits_of(rows, columns)))
+
+    choose: Callable[[list[int], list[int]], list[int]] = choose_any
+    if constrained:
+        choose = LegalChoice(trees, positions, verified, is_greedy, None if adjust is None else adjusted, by_rules)
     chosen: dict[tuple[int, int], int] = {}
-    if adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
+    if not constrained and adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
         # One projection for all nodes costs less than a transfer per step. On a CPU, and with processors, logits are
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]

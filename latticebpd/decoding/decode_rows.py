@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from latticebpd.checks import expect
+from latticebpd.constraints.constraint import Constraints, of_rows
+from latticebpd.constraints.model_tokens import model_tokens
+from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
 from latticebpd.lattices.values import array_for, as_numpy, as_tensor
 from latticebpd.models.target_model import TargetModel
 
@@ -105,7 +108,11 @@ class SequenceState:
     max_length: of ``tokens``.
     eos_ids: tokens that end the text and stay in it.
     criteria: stopping criteria as of ``transformers``, called after every token with this row's text only.
+    automaton: of the text's constraint, which every committed token obeys; None without one.
     shown: what criteria and processors see in place of the prompt, by default the prompt.
+    automaton_state: after ``tokens``.
+    cut: whether the text has ended at its length limit only.
+    unread: tokens at its end that no pass has read: the one that a pass chose last, and a certain end after it.
     """
 
     tokens: list[int]
@@ -113,12 +120,16 @@ class SequenceState:
     eos_ids: frozenset[int]
     criteria: Sequence[Any]
     processors: Any
+    automaton: TokenAutomaton | None = None
     shown: list[int] = field(init=False)
     finished: bool = field(default=False, init=False)
+    cut: bool = field(default=False, init=False)
+    unread: int = field(default=1, init=False)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_length, self.shown = len(self.tokens), list(self.tokens)
+        self.automaton_state = 0 if self.automaton is None else self.automaton.start
 
     @property
     def new_tokens(self) -> list[int]:
@@ -130,15 +141,43 @@ class SequenceState:
         return self.max_length - len(self.tokens) - 1
 
     def commit(self, tokens: Iterable[int]) -> list[int]:
-        """Append tokens until the text ends; return those appended."""
+        """Append tokens until the text ends, then its end where a constraint determines it; return those appended.
+
+        ValueError for a token that the constraint does not allow."""
         committed: list[int] = []
         for token in tokens:
             if self.finished:
                 break
-            self.tokens.append(token)
+            self._append(token)
             committed.append(token)
-            self.finished = len(self.tokens) >= self.max_length or token in self.eos_ids or self._meets_criteria()
+        if self.automaton is not None and not self.finished:
+            self.automaton.release(self.automaton_state)
+            committed += self._commit_certain_end(self.automaton)
         return committed
+
+    def _append(self, token: int) -> None:
+        self.tokens.append(token)
+        if self.automaton is not None:
+            self.automaton_state = after(self.automaton, self.automaton_state, token)
+            expect(self.automaton_state != ILLEGAL, "a token that the constraint allows", token)
+        ended = token in self.eos_ids or self._meets_criteria()
+        self.cut = not ended and len(self.tokens) >= self.max_length
+        self.finished = ended or self.cut
+
+    def _commit_certain_end(self, automaton: TokenAutomaton) -> list[int]:
+        """Append what follows if each token of it is the only legal one and the last one ends the text."""
+        rest, state = list[int](), self.automaton_state
+        while len(rest) < self.max_length - len(self.tokens):
+            legal = np.flatnonzero(automaton.legal(state))
+            self.finished = not len(legal) and not rest
+            if len(legal) != 1:
+                return []
+            rest.append(int(legal[0]))
+            if rest[-1] in self.eos_ids:
+                self.unread += len(rest)
+                return self.commit(rest)
+            state = after(automaton, state, rest[-1])
+        return []
 
     def _meets_criteria(self) -> bool:
         if not self.criteria:
@@ -165,12 +204,13 @@ def begin_texts(
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    constraint: Constraints = None,
 ) -> list[SequenceState]:
-    """The texts of a decode: their prompts, stop rules and processors.
+    """The texts of a decode: their prompts, stop rules, processors and constraints.
 
     The caller's processors and criteria replace those of the same kind from the generation config. ValueError for a
-    prompt that fills all positions, texts that cross LongRoPE's boundary, an inapplicable processor, or stop strings
-    without a tokenizer.
+    prompt that fills all positions, texts that cross LongRoPE's boundary, an inapplicable processor, stop strings or a
+    constraint without a tokenizer, or a constraint that does not fit it or allows no text.
     """
     width = prompts.prefix.shape[1]
     eos_ids, columns, others = settings.stops(width, stopping_criteria or [], tokenizer)
@@ -184,8 +224,18 @@ def begin_texts(
     limited = zip(prompts.tokens, prompts.sources, limits, strict=True)
     rows = [(width - len(tokens), limit, source or tokens) for tokens, source, limit in limited]
     processors = settings.row_processors(width, rows, logits_processor or [])
-    texts = zip(prompts.tokens, limits, processors, strict=True)
-    return [SequenceState(list(tokens), limit, eos_ids, others, own) for tokens, limit, own in texts]
+    ends = [*dict.fromkeys([*(token for token in settings.eos_ids if token in eos_ids), *sorted(eos_ids)])]
+    automata = [
+        None if each is None else each.automaton(model_tokens(tokenizer, target.vocab_size), ends)
+        for each in of_rows(constraint, len(rows))
+    ]
+    for automaton in automata:
+        allows = automaton is None or automaton.legal(automaton.start).any()
+        expect(allows, "a constraint that allows some text", "one that allows none")
+    texts = zip(prompts.tokens, limits, processors, automata, strict=True)
+    return [
+        SequenceState(list(tokens), limit, eos_ids, others, own, automaton) for tokens, limit, own, automaton in texts
+    ]
 
 
 def accepts_numpy(criterion: Any) -> Any:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.checks import expect
+from latticebpd.constraints.constraint import Constraints
 from latticebpd.decoding.acceptance import Acceptance, Exact, accepted_paths, bound
 from latticebpd.decoding.decode_rows import Ids, SequenceState
 from latticebpd.decoding.session import PendingTokens, Session, TextCache
-from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
+from latticebpd.drafters.drafter import Drafter, State, drafts_forced, needs_hidden, needs_layers
+from latticebpd.drafters.legal_drafts import legal_tree, with_forced
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import array_for, as_numpy
 from latticebpd.models.target_model import AnyModel
@@ -36,7 +38,8 @@ class Step:
     call: number of the pass, from 0.
     tree: the drafts that were verified; ``tree.lattice`` is what they were drawn from.
     accepted: ``tree``'s accepted nodes, a path from the root.
-    committed: the tokens added to the text: those of the accepted nodes and the one after them, up to the text's end.
+    committed: the tokens added to the text: those of the accepted nodes and the one after them, up to the text's end,
+        and what follows if a constraint determines all of it.
     prefill: whether the pass read the row's prompt without a draft, and so is no call.
     """
 
@@ -64,7 +67,11 @@ class Generated:
     num_passes: the same passes, each counted once.
     num_tokens: new tokens of all rows, those of prefills included.
     verified_tokens: drafted nodes over all calls; the next token itself is not counted.
+    prefilled: tokens that each row's prefill committed: 1, or the whole text if a constraint determines all that
+        follows; 0 without a prefill.
     trace: what every call did for every row, in order; None if no trace was asked for.
+    cut: for each row whether its text ended at its length limit only. Such a text may be no complete one of a
+        constraint.
     """
 
     sequences: Any
@@ -74,8 +81,9 @@ class Generated:
     num_passes: int
     num_tokens: int
     verified_tokens: int
-    prefilled: tuple[bool, ...]
+    prefilled: tuple[int, ...]
     trace: list[Step] | None
+    cut: tuple[bool, ...] = ()
 
     @property
     def tokens(self) -> np.ndarray:
@@ -94,14 +102,15 @@ class Generated:
 
         It compares drafters that have a prefill with those that have none, and with Jacobi's ``iteration_speedup``.
         """
-        return self.num_tokens / (self.num_calls + sum(self.prefilled))
+        return self.num_tokens / (self.num_calls + sum(map(bool, self.prefilled)))
 
     def blocks(self, row: int = 0) -> list[list[int]]:
         """A row's new tokens, grouped by the pass that committed them; the first group may be the prefill's token;
         ValueError if no trace was asked for."""
         if self.trace is None:
             raise ValueError("expected a decode with a trace, got one without; pass trace=True")
-        first = [[int(self.tokens[row, self.prompt_length])]] if self.prefilled[row] else []
+        end = self.prompt_length + self.prefilled[row]
+        first = [self.tokens[row, self.prompt_length : end].tolist()] if self.prefilled[row] else []
         return first + [step.committed for step in self.trace if step.row == row]
 
     def _repr_html_(self) -> str:
@@ -129,6 +138,7 @@ def generate(
     trace: bool = False,
     use_cache: bool = True,
     text_cache: TextCache | None = None,
+    constraint: Constraints = None,
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
@@ -150,13 +160,17 @@ def generate(
     trace: keep a :class:`Step` for every call and row.
     use_cache: False reads the entire texts in every pass: slow; for comparison.
     text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
-    Raises ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
+    constraint: what the texts may be, such as ``json_schema(...)``: one for all rows, or one for each. The next token
+        is then the best legal one, or drawn from the legal ones; needs ``tokenizer``. Of processors that rule out all
+        legal tokens the result is ignored. A text that the length limit cuts off may be no text of the constraint.
+    Raises ValueError: unusable prompts, limits, processors, constraints, generation config or model; the message says
+        what to do.
     """
     check_drafter(drafter)
     session = Session.begin(
         model, input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
         pad_token_id=pad_token_id, stop_strings=stop_strings, tokenizer=tokenizer, logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria, use_cache=use_cache, text_cache=text_cache,
+        stopping_criteria=stopping_criteria, use_cache=use_cache, text_cache=text_cache, constraint=constraint,
     )  # fmt: skip
     if streamer is not None:
         check_streamer(len(session.texts))
@@ -182,7 +196,7 @@ def decode(
 ) -> Generated:
     """The loop itself, from a new session to the end of its texts; a streamer already has the prompt."""
     batch, texts = RowBatch.begin(session, drafter, acceptance), session.texts
-    prefilled = [False] * len(texts)
+    prefilled = [0] * len(texts)
     steps: list[Step] = []
     sizes: list[tuple[int, int, int]] = []  # of each call: committed tokens, drafted nodes, depth of the tree
     while batch.rows:
@@ -190,12 +204,12 @@ def decode(
         if streamer is not None:
             streamer.put(array_for(streamer, np.array(done[0].committed, np.int64)))
         for step in done:
-            prefilled[step.row] |= step.prefill
+            prefilled[step.row] += len(step.committed) if step.prefill else 0
         calls = [step for step in done if not step.prefill]
         steps += calls if trace else []
         sizes += [(len(call.committed), len(call.tree), int(call.tree.depths.max(initial=0))) for call in calls]
     if session.text_cache is not None:
-        session.text_cache.tokens = texts[0].tokens[:-1]  # the last token may be unread
+        session.text_cache.tokens = texts[0].tokens[: -texts[0].unread]
     if streamer is not None:
         streamer.end()
 
@@ -210,6 +224,7 @@ def decode(
         verified_tokens=int(nodes.sum()),
         prefilled=tuple(prefilled),
         trace=steps if trace else None,
+        cut=tuple(text.cut for text in texts),
     )
 
 
@@ -261,7 +276,8 @@ class RowBatch:
             return texts[row].processed(trees[row].tokens[path].tolist(), logits)
 
         adjust = processed if any(text.processors for text in texts) else None
-        paths, next_tokens = accepted_paths([row.rule for row in rows], trees, verified, adjust)
+        automata = [None if text.automaton is None else (text.automaton, text.automaton_state) for text in texts]
+        paths, next_tokens = accepted_paths([row.rule for row in rows], trees, verified, adjust, automata)
         self.unread.keep(paths, next_tokens)
         steps, hidden = [], verified.hidden
         for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
@@ -287,24 +303,36 @@ class RowBatch:
         self.rows = [self.rows[i] for i in positions]
 
     def _draft(self, drafting: Sequence[int]) -> list[DraftTree]:
-        """One tree for each row, cut at its text's limit; empty where a row has nothing to draft from, or only the
-        model's own token fits into the text."""
+        """One tree for each row, legal and cut at its text's limit; empty where a row has nothing to draft from, or
+        only the model's own token fits into the text."""
         trees, unread = [DraftTree.empty()] * len(self.rows), self.unread
         drafted = [i for i in drafting if self.rows[i].text.max_depth]
         if not drafted:
             return trees
-        states = [
-            State(
-                row.index, row.text.tokens, row.text.prompt_length, row.hidden, row.text.max_depth, row.source, layers
-            )
-            for row, layers in ((self.rows[i], unread.verifier.layer_states(i)) for i in drafted)
-        ]
+        states = [self._state(i) for i in drafted]
         for i, tree in zip(drafted, propose(self.drafter, states), strict=True):
-            trees[i] = tree.pruned(self.rows[i].text.max_depth).first(unread.max_nodes)
             if len(tree) and (largest := int(tree.tokens.max())) >= self.vocabulary:
                 got = f"{largest} from {type(self.drafter).__name__}; is it made for this model?"
                 raise ValueError(f"expected drafted tokens below {self.vocabulary} (the model's vocabulary), got {got}")
+            trees[i] = self._legal(tree, self.rows[i].text).first(unread.max_nodes)
         return trees
+
+    def _legal(self, drafted: DraftTree, text: SequenceState) -> DraftTree:
+        """What a text's constraint and limit leave of its tree, with what must follow."""
+        if text.automaton is not None:
+            drafted = legal_tree(drafted, text.automaton, text.automaton_state)
+            if drafts_forced(self.drafter):
+                drafted = with_forced(drafted, text.automaton, text.automaton_state)
+        return drafted.pruned(text.max_depth)
+
+    def _state(self, i: int) -> State:
+        """What the drafter sees of a row."""
+        row, layers = self.rows[i], self.unread.verifier.layer_states(i)
+        text = row.text
+        return State(
+            row.index, text.tokens, text.prompt_length, row.hidden, text.max_depth, row.source, layers, text.automaton,
+            text.automaton_state,
+        )  # fmt: skip
 
 
 def propose(drafter: Drafter, states: Sequence[State]) -> list[DraftTree]:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
+from latticebpd.constraints.constraint import Constraints
 from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, SequenceState, begin_texts, prepare
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
+from latticebpd.verification.asked_columns import Wanted
 from latticebpd.verification.engine_verifier import EngineVerifier
 from latticebpd.verification.verifier import Verified, Verifier
 from latticebpd.verification.verifiers import verifier_of
@@ -90,14 +92,17 @@ class Session:
     text_cache: TextCache | None = None
 
     @classmethod
-    def begin(cls, model: AnyModel, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
-        """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
+    def begin(
+        cls, model: AnyModel, input_ids: Ids, constraint: Constraints = None, **options: Unpack[SessionOptions]
+    ) -> Session:
+        """Prepare a decode; ValueError for unusable prompts, limits, processors, constraints, generation config or
+        model."""
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
         target = target_model(model)
         settings = GenerationSettings(target, **{name: options.get(name) for name in fields})
         prompts = prepare(target, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
-        texts = begin_texts(target, settings, prompts, processors, criteria, options.get("tokenizer"))
+        texts = begin_texts(target, settings, prompts, processors, criteria, options.get("tokenizer"), constraint)
         cache = options.get("text_cache")
         if cache is not None and (len(texts) > 1 or target.is_encoder_decoder):
             got = "an encoder–decoder" if target.is_encoder_decoder else f"{len(texts)} prompts"
@@ -157,14 +162,7 @@ class PendingTokens:
         states = verified.hidden
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
         hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
-
-        def moved(compute: Callable[[Sequence[int], Sequence[int]], Any]) -> Callable[..., Any]:
-            return lambda rows, columns: compute(
-                rows, [before[row] + column for row, column in zip(rows, columns, strict=True)]
-            )
-
-        best_of = None if verified.best_of is None else moved(verified.best_of)
-        return Verified(hidden, moved(verified.logits_of), None, best_of)
+        return _shifted(verified, before, hidden)
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""
@@ -198,6 +196,26 @@ class PendingTokens:
         """Go on with these rows only."""
         self.verifier.select(rows)
         self.tokens = [self.tokens[row] for row in rows]
+
+
+def _shifted(verified: Verified, before: Sequence[int], hidden: Any) -> Verified:
+    """The output of which column 0 is, for each row, the one after ``before`` others.  hidden: of these columns."""
+
+    def of(compute: Callable[..., Any] | None) -> Any:
+        if compute is None:
+            return None
+        return lambda rows, columns, *others: compute(
+            rows, [before[row] + column for row, column in zip(rows, columns, strict=True)], *others
+        )
+
+    def only(wanted: Wanted) -> Verified:
+        assert verified.only is not None
+        return _shifted(verified.only(lambda row, column: wanted(row, column - before[row])), before, hidden)
+
+    return Verified(
+        hidden, of(verified.logits_of), None, of(verified.best_of), of(verified.some_logits_of),
+        None if verified.only is None else only,
+    )  # fmt: skip
 
 
 def _append(tokens: Sequence[int], tree: DraftTree) -> DraftTree:

@@ -6,7 +6,8 @@ class with these two methods; nothing else changes.
 
 A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read
 the prompt, so that the first pass verifies a draft already. One that reads hidden states of selected layers
-says which, ``needs_layers = (1, 9)``, counted from 0.
+says which, ``needs_layers = (1, 9)``, counted from 0. What a constraint says must follow is added to every drafter's
+trees, unless it says ``drafts_forced = False``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from latticebpd.checks import expect
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.lattices.drafts import DraftTree
 
 
@@ -35,6 +37,8 @@ class State:
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
         token but the last; None where it needs none. Of the same kind as ``hidden``; good until the next pass.
+    automaton, automaton_state: of the row's constraint, and its state after ``tokens``; None and 0 without one. A
+        drafter that looks at neither may draft what is illegal: such nodes are cut before the pass.
     """
 
     row: int
@@ -44,6 +48,8 @@ class State:
     max_depth: int
     source: Sequence[int] = ()
     layers: Any = None
+    automaton: TokenAutomaton | None = None
+    automaton_state: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -72,9 +78,15 @@ class Drafter(Protocol):
 
 
 class NoDrafter(Drafter):
-    """Drafts nothing: plain greedy decoding, one token a call, the baseline of everything else."""
+    """Drafts nothing: plain greedy decoding, one token a call, the baseline of everything else.
+
+    drafts_forced: draft what a constraint says must follow, and nothing else.
+    """
 
     needs_hidden = False
+
+    def __init__(self, drafts_forced: bool = False) -> None:
+        self.drafts_forced = drafts_forced
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return [DraftTree.empty()] * len(states)
@@ -84,6 +96,11 @@ def needs_hidden(drafter: Drafter) -> bool:
     """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of
     it."""
     return bool(getattr(drafter, "needs_hidden", True))
+
+
+def drafts_forced(drafter: Drafter) -> bool:
+    """Whether forced tokens are added to a drafter's trees."""
+    return bool(getattr(drafter, "drafts_forced", True))
 
 
 def needs_layers(*drafters: Drafter) -> tuple[int, ...]:

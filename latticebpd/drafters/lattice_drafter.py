@@ -42,7 +42,11 @@ class LatticeDrafter(Drafter):
         return trees
 
     def _draft(self, lattices: Sequence[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
-        return self.strategy.draft(lattices, [self.scoring_context(state) for state in states])
+        contexts = [self.scoring_context(state) for state in states]
+        constraints = [state.automaton and (state.automaton, state.automaton_state) for state in states]
+        if any(constraints) and getattr(self.strategy, "takes_constraints", False):
+            return self.strategy.draft(lattices, contexts, constraints)  # type: ignore[call-arg]
+        return self.strategy.draft(lattices, contexts)
 
     def scoring_context(self, state: State) -> Sequence[int]:
         """The tokens before the lattice, which the strategy's language model reads."""

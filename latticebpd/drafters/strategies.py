@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, greedy_chain, oracle_path
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.scorer import Context, Scorer
+from latticebpd.scoring.scorer import Constraints, Context, Scorer, scorer_paths, scorer_trees
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,11 @@ class StoredTrees:
 
 
 class Strategy(Protocol):
-    """Turns lattices into draft trees."""
+    """Turns lattices into draft trees.
+
+    Optional: ``takes_constraints = True``: ``draft`` has a last argument ``constraints``, as scorers have, and searches
+    legal drafts only. What others draft is cut where it is not legal.
+    """
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         """One tree for each lattice, of any shapes; contexts: all tokens before each."""
@@ -106,9 +110,12 @@ class NBestPaths:
 
     scorer: Scorer
     p: int = 16
+    takes_constraints: ClassVar[bool] = True
 
-    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        drafts = self.scorer.paths(lattices, contexts, self.p)
+    def draft(
+        self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
+    ) -> list[DraftTree]:
+        drafts = scorer_paths(self.scorer, lattices, contexts, self.p, constraints)
         return [DraftTree.from_paths(best.tokens, lattice) for best, lattice in zip(drafts, lattices, strict=True)]
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
@@ -130,9 +137,12 @@ class BestTree:
 
     scorer: Scorer
     num_nodes: int = 64
+    takes_constraints: ClassVar[bool] = True
 
-    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        return self.scorer.trees(lattices, contexts, self.num_nodes)
+    def draft(
+        self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
+    ) -> list[DraftTree]:
+        return scorer_trees(self.scorer, lattices, contexts, self.num_nodes, constraints)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         if isinstance(self.scorer, NgramScorer | CalibratedScorer):

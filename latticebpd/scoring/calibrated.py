@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import Batch, NgramScorer, Tree, in_batches, padded_histories, trees_of
-from latticebpd.scoring.scorer import Context
+from latticebpd.scoring.scorer import Constraints, Context
 
 MOST_FURTHER = 64
 """The most slots after a lattice that copies are drafted for."""
@@ -67,6 +68,7 @@ class CalibratedScorer:
 
     ngram: NgramScorer
     calibration: Calibration
+    takes_constraints: ClassVar[bool] = True
     _texts: TextIndexes = field(default_factory=TextIndexes, repr=False)
 
     @property
@@ -76,26 +78,36 @@ class CalibratedScorer:
     def with_alpha(self, alpha: float) -> CalibratedScorer:
         return CalibratedScorer(self.ngram.with_alpha(alpha), self.calibration, self._texts)
 
-    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
+    def paths(
+        self,
+        lattices: Sequence[SausageLattice],
+        contexts: Sequence[Context],
+        p: int,
+        constraints: Constraints = None,
+    ) -> list[Drafts]:
         """The n-gram model's, as without a calibration."""
-        return self.ngram.paths(lattices, contexts, p)
+        return self.ngram.paths(lattices, contexts, p, constraints)
 
-    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+    def trees(
+        self,
+        lattices: Sequence[SausageLattice],
+        contexts: Sequence[Context],
+        num_nodes: int,
+        constraints: Constraints = None,
+    ) -> list[DraftTree]:
         goes_on = self.calibration.further or self.calibration.without_lattices
         further = min(num_nodes, MOST_FURTHER) if goes_on else 0
-        trees = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
+        trees = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further), constraints)
         return [DraftTree.trusted(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[Tree]:
         """Tokens, parents and log-probabilities of each row's tree."""
-        tokens, log_probs, transitions, contexts = batch
+        tokens, log_probs, transitions, contexts, constraints = batch
         texts = [_text(context) for context in contexts]
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
         arguments = (tokens, log_probs, self.ngram.lm, self._texts.of(texts), table, num_nodes, padded_histories(texts))
         proposals = self.calibration.proposals
-        return trees_of(
-            fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions, proposals=proposals)
-        )
+        return trees_of(fst.calibrated_tree_batch(*arguments, None, further, transitions, proposals, constraints))
 
     def tree_arrays(
         self, lattices: LatticeSet, num_nodes: int, threads: int | None = None
@@ -109,7 +121,7 @@ class CalibratedScorer:
         for row in range(len(lattices)):
             at = slice(row, row + 1)
             gains = None if lattices.transitions is None else lattices.transitions[at]
-            batch = (lattices.tokens[at], lattices.log_probs[at], gains, [lattices.context[row]])
+            batch = (lattices.tokens[at], lattices.log_probs[at], gains, [lattices.context[row]], None)
             ((nodes, above, _),) = self._search(batch, num_nodes)
             tokens[row, : len(nodes)], parents[row, : len(nodes)] = nodes, above
         return tokens, parents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,16 +15,16 @@ from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.texts import padded
-from latticebpd.scoring.scorer import Context
+from latticebpd.scoring.scorer import Constraints, Context
 from latticebpd.scoring.weights import checked_alpha
 
 RETRAIN = "train one on text encoded with the same tokenizer"
 
 T = TypeVar("T")
 Tree: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
-Batch: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | None, list[Context]]"
-"""Lattices of one shape: tokens and log-probabilities ``[rows, slots, k]``, transitions ``[rows, slots - 1, k, k]`` and
-contexts."""
+Batch: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | None, list[Context], Constraints]"
+"""Lattices of one shape: tokens and log-probabilities ``[rows, slots, k]``, transitions ``[rows, slots - 1, k, k]``,
+contexts and constraints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class NgramScorer:
 
     lm: fst.NgramModel | None
     alpha: float = 1.0
+    takes_constraints: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checked_alpha(self.alpha)
@@ -40,22 +41,34 @@ class NgramScorer:
     def with_alpha(self, alpha: float) -> NgramScorer:
         return replace(self, alpha=alpha)
 
-    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
+    def paths(
+        self,
+        lattices: Sequence[SausageLattice],
+        contexts: Sequence[Context],
+        p: int,
+        constraints: Constraints = None,
+    ) -> list[Drafts]:
         def search(batch: Batch) -> list[Drafts]:
-            tokens, log_probs, transitions, own = batch
-            histories = padded_histories(own)
-            arrays = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, None, transitions)
+            tokens, log_probs, transitions, own, legal = batch
+            arguments = (tokens, log_probs, self.lm, p, self.alpha, padded_histories(own), None, transitions, legal)
+            arrays = fst.nbest_paths_batch(*arguments)
             return [Drafts(paths[:count], scores[:count]) for paths, scores, count in zip(*arrays, strict=True)]
 
-        return in_batches(lattices, contexts, search)
+        return in_batches(lattices, contexts, search, constraints)
 
-    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+    def trees(
+        self,
+        lattices: Sequence[SausageLattice],
+        contexts: Sequence[Context],
+        num_nodes: int,
+        constraints: Constraints = None,
+    ) -> list[DraftTree]:
         def search(batch: Batch) -> list[Tree]:
-            tokens, log_probs, transitions, own = batch
-            arguments = (tokens, log_probs, self.lm, num_nodes, self.alpha, padded_histories(own), None, transitions)
-            return trees_of(fst.best_first_tree_batch(*arguments))
+            tokens, log_probs, transitions, own, legal = batch
+            settings = (self.lm, num_nodes, self.alpha, padded_histories(own), None, transitions, legal)
+            return trees_of(fst.best_first_tree_batch(tokens, log_probs, *settings))
 
-        trees = in_batches(lattices, contexts, search)
+        trees = in_batches(lattices, contexts, search, constraints)
         return [DraftTree.trusted(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -101,13 +114,16 @@ def trees_of(batch: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> li
 
 
 def in_batches(
-    lattices: Sequence[SausageLattice], contexts: Sequence[Context], search: Callable[[Batch], Sequence[T]]
+    lattices: Sequence[SausageLattice],
+    contexts: Sequence[Context],
+    search: Callable[[Batch], Sequence[T]],
+    constraints: Constraints = None,
 ) -> list[T]:
     """The result of ``search`` for every lattice; it is called once for those of each shape."""
     if len(lattices) == 1:
         (lattice,) = lattices
         gains = None if lattice.transitions is None else lattice.transitions[None]
-        return list(search((lattice.tokens[None], lattice.log_probs[None], gains, list(contexts))))
+        return list(search((lattice.tokens[None], lattice.log_probs[None], gains, list(contexts), constraints)))
     shapes: dict[tuple[Any, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
         shapes.setdefault((lattice.tokens.shape, lattice.transitions is None), []).append(row)
@@ -116,7 +132,8 @@ def in_batches(
         own = [lattices[row] for row in rows]
         tokens, log_probs = np.stack([each.tokens for each in own]), np.stack([each.log_probs for each in own])
         tied = [each.transitions for each in own if each.transitions is not None]
-        batch = (tokens, log_probs, np.stack(tied) if tied else None, [contexts[row] for row in rows])
+        legal = None if constraints is None else [constraints[row] for row in rows]
+        batch = (tokens, log_probs, np.stack(tied) if tied else None, [contexts[row] for row in rows], legal)
         results.update(zip(rows, search(batch), strict=True))
     return [results[row] for row in range(len(lattices))]
 

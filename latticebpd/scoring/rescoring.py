@@ -15,14 +15,15 @@ import fst
 from fst.automaton import token_sequence
 from fst.lattices import warn_of_positive
 from fst.model import warn_of_unseen
-from latticebpd.checks import expect_count
+from latticebpd.checks import expect, expect_count
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration, default_calibration, stored_calibration, stored_files
 from latticebpd.scoring.kenlm import KenlmScorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.scorer import Context, Scorer
+from latticebpd.scoring.scorer import Context, Scorer, scorer_paths, scorer_trees
 from latticebpd.scoring.weights import Tuning, checked_alpha, stored_tunings, weight_for
 from latticebpd.scoring.word_lattices import word_lattice_paths
 
@@ -155,7 +156,13 @@ def check_vocabulary(
 
 
 def rescore(
-    lattice: AnyLattice, lm: LanguageModel, p: int = 16, alpha: float | None = None, context: Context = ()
+    lattice: AnyLattice,
+    lm: LanguageModel,
+    p: int = 16,
+    alpha: float | None = None,
+    context: Context = (),
+    constraint: TokenAutomaton | None = None,
+    state: int | None = None,
 ) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 
@@ -168,6 +175,10 @@ def rescore(
     alpha: weight of the language model, >= 0; 0 ranks by the lattice only; None takes the weight that is stored with
         the model, by default 1.
     context: tokens before the lattice. Empty means no history, never an implied ``<s>``.
+    constraint: an automaton over tokens: only drafts that it allows are searched, exactly, and what their tokens cost
+        there is subtracted. Where no path is legal to the lattice's end, drafts are as long as the longest that is; -1
+        follows. Not for word lattices.
+    state: the automaton's before the lattice; None: its start.
     Returns distinct drafts, best first; ties go to the lexicographically smaller token sequence.
     Warns, once a call, of log-probabilities above 0, and of tokens that an n-gram model does not have, if it has no
     ``<unk>`` either or has none of the tokens.
@@ -183,18 +194,26 @@ def rescore(
     token_sequence("a context", context)
     if isinstance(lattice, SausageLattice):
         _warn_of(lattice, scorer)
-        return scorer.paths([lattice], [context], p)[0]
+        return scorer_paths(scorer, [lattice], [context], p, _constraints(constraint, state))[0]
+    expect(constraint is None, "a SausageLattice with a constraint", type(lattice).__name__, f"rescore {NETWORK}")
     return word_lattice_paths(lattice, scorer, context, p)
 
 
 def draft_tree(
-    lattice: SausageLattice, lm: LanguageModel, num_nodes: int = 64, alpha: float | None = None, context: Context = ()
+    lattice: SausageLattice,
+    lm: LanguageModel,
+    num_nodes: int = 64,
+    alpha: float | None = None,
+    context: Context = (),
+    constraint: TokenAutomaton | None = None,
+    state: int | None = None,
 ) -> DraftTree:
     """The prefix tree of at most ``num_nodes`` nodes with the greatest expected number of accepted tokens.
 
     A node's probability is the product, along its path, of the rescored weights normalised over each slot's arcs. No
     child outweighs its parent, so the ``num_nodes`` most probable prefixes form a tree and, if the probabilities were
-    true, no other tree of that size would have more tokens accepted. Other arguments: as for :func:`rescore`.
+    true, no other tree of that size would have more tokens accepted. Under a constraint only legal arcs count, and a
+    forced token follows alone, after the lattice's last slot too. Other arguments: as for :func:`rescore`.
     """
     if not isinstance(lattice, SausageLattice):
         raise ValueError(f"expected a SausageLattice, got {type(lattice).__name__}; draft from {NETWORK}")
@@ -202,7 +221,15 @@ def draft_tree(
     scorer = as_scorer(lm, alpha, f"{num_nodes}-tree")
     token_sequence("a context", context)
     _warn_of(lattice, scorer)
-    return scorer.trees([lattice], [context], num_nodes)[0]
+    return scorer_trees(scorer, [lattice], [context], num_nodes, _constraints(constraint, state))[0]
+
+
+def _constraints(constraint: TokenAutomaton | None, state: int | None) -> list[tuple[TokenAutomaton, int] | None]:
+    if constraint is None:
+        return [None]
+    wanted, remedy = "an automaton over tokens as constraint", "make it by constraint.automaton(tokens, eos_ids)"
+    expect(hasattr(constraint, "successors"), wanted, type(constraint).__name__, remedy)
+    return [(constraint, constraint.start if state is None else state)]
 
 
 def _warn_of(lattice: SausageLattice, scorer: Scorer) -> None:

@@ -12,11 +12,16 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from fst.search import ConstraintAutomaton
+from latticebpd.checks import expect
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 
 Context: TypeAlias = "Sequence[int] | np.ndarray"
 """All tokens before a lattice; negative ones are padding. Empty means no history, never an implied ``<s>``."""
+
+Constraints: TypeAlias = "Sequence[tuple[ConstraintAutomaton, int] | None] | None"
+"""For each lattice the automaton of its text and the state before the lattice, or None; None: no constraints."""
 
 
 @runtime_checkable
@@ -24,7 +29,8 @@ class Scorer(Protocol):
     """Ranks the paths of many lattices, of any shapes, at a time.
 
     Optional: ``check_vocabulary(fingerprint, vocab_size, vocabulary_name)``, which refuses lattices of another
-    vocabulary.
+    vocabulary; and ``takes_constraints = True``, where ``paths`` and ``trees`` have a last argument ``constraints``, by
+    which they rank legal drafts only.
     """
 
     @property
@@ -39,6 +45,36 @@ class Scorer(Protocol):
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         """The best prefix tree of each lattice, of at most ``num_nodes`` nodes, with its lattice."""
+
+
+def scorer_paths(
+    scorer: Scorer,
+    lattices: Sequence[SausageLattice],
+    contexts: Sequence[Context],
+    p: int,
+    constraints: Constraints = None,
+) -> list[Drafts]:
+    """A scorer's paths; ValueError for constraints that it does not take."""
+    return scorer.paths(lattices, contexts, p, *_last_argument(scorer, constraints))
+
+
+def scorer_trees(
+    scorer: Scorer,
+    lattices: Sequence[SausageLattice],
+    contexts: Sequence[Context],
+    num_nodes: int,
+    constraints: Constraints = None,
+) -> list[DraftTree]:
+    """A scorer's trees; ValueError for constraints that it does not take."""
+    return scorer.trees(lattices, contexts, num_nodes, *_last_argument(scorer, constraints))
+
+
+def _last_argument(scorer: Scorer, constraints: Constraints) -> tuple[Any, ...]:
+    if constraints is None or all(each is None for each in constraints):
+        return ()
+    wanted, remedy = "a scorer that takes constraints", "rank legal drafts by an n-gram model or without a model"
+    expect(getattr(scorer, "takes_constraints", False), wanted, type(scorer).__name__, remedy)
+    return (constraints,)
 
 
 Rescorer = Scorer

@@ -10,6 +10,7 @@ import numpy as np
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
 Pair = tuple[int, int]
+Wanted = Callable[[int, int], bool]
 Result = TypeVar("Result")
 
 
@@ -21,6 +22,7 @@ class AskedColumns(Generic[Result]):
     together: columns that take hardly longer than one. As many are computed at once; what is not asked for goes to the
         likeliest descendants, which acceptance may ask for next. Where that is more than one, all descendants of a
         probability above a 16th are computed too: a further column takes no larger share of a call's time.
+    wanted: of which rows and columns what is not asked for may be computed; by default of all.
     """
 
     def __init__(
@@ -28,8 +30,9 @@ class AskedColumns(Generic[Result]):
         compute: Callable[[Sequence[int], Sequence[int]], Sequence[Result]],
         trees: Sequence[DraftTree],
         together: int,
+        wanted: Wanted | None = None,
     ) -> None:
-        self.compute, self.trees, self.together = compute, trees, together
+        self.compute, self.trees, self.together, self.wanted = compute, trees, together, wanted
         self.known: dict[Pair, Result] = {}
 
     def __call__(self, rows: Sequence[int], columns: Sequence[int]) -> list[Result]:
@@ -50,4 +53,5 @@ class AskedColumns(Generic[Result]):
                 log_probs = tree.log_probs[nodes] - (0 if node == ROOT else tree.log_probs[node])
             nodes = nodes[np.argsort(-log_probs, kind="stable")]
             room = max(room, int(np.count_nonzero(log_probs > np.log(1 / 16))))
-        return [(row, each + 1) for each in nodes[:room].tolist()]
+        likely = [(row, each + 1) for each in nodes[:room].tolist()]
+        return [pair for pair in likely if self.wanted is None or self.wanted(*pair)]

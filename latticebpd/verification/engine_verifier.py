@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import num_threads
 from latticebpd.models.engine.engine_model import EngineModel
-from latticebpd.verification.asked_columns import AskedColumns
+from latticebpd.verification.asked_columns import AskedColumns, Wanted
 from latticebpd.verification.verifier import Verified
 
 PREFILL_CHUNK = 128
@@ -116,22 +117,30 @@ class EngineVerifier:
                     self.states[row] = np.concatenate([self.states[row][:begin], room])
                 self.states[row][begin:end] = own[list(kept)]
 
-    def _verified(self, hidden: np.ndarray, trees: Sequence[DraftTree] = ()) -> Verified:
-        """hidden: ``[rows, columns, hidden]``."""
+    def _verified(self, hidden: np.ndarray, trees: Sequence[DraftTree] = (), wanted: Wanted | None = None) -> Verified:
+        """hidden: ``[rows, columns, hidden]``.  wanted: see `AskedColumns`."""
 
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 
-        def logits(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
-            return self.model.logits(picked(rows, columns), self.threads)
+        def logits(rows: Sequence[int], columns: Sequence[int]) -> list[np.ndarray]:
+            return [*self.model.logits(picked(rows, columns), self.threads)]
 
         def best(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
             return self.model.best(picked(rows, columns), self.threads).tolist()
 
         together = self.model.max_cheap_rows
-        asked = AskedColumns(logits, trees, together)
+        asked = AskedColumns(logits, trees, together, wanted)
 
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
             return as_tensor(np.stack(asked(rows, columns)))
 
-        return Verified(hidden, logits_of, None, AskedColumns(best, trees, together))
+        def some_logits_of(
+            rows: Sequence[int], columns: Sequence[int], tokens: Sequence[np.ndarray]
+        ) -> list[np.ndarray]:
+            counts = list(map(len, tokens))
+            logits = self.model.logits_of(picked(rows, columns), np.concatenate(tokens), counts, self.threads)
+            return np.split(logits, np.cumsum(counts)[:-1])
+
+        best_of = AskedColumns(best, trees, together, wanted)
+        return Verified(hidden, logits_of, None, best_of, some_logits_of, partial(self._verified, hidden, trees))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from latticebpd.lattices.drafts import DraftTree
 
 if TYPE_CHECKING:
@@ -27,12 +29,18 @@ class Verified:
     layers: ``[rows, columns of the pass, layers * hidden]`` hidden states after selected layers, concatenated.
     best_of: rows and columns -> each one's token of the highest logit, the lowest id of equal ones; None if no faster
         than logits.
+    some_logits_of: rows, columns and for each an array of tokens -> for each an array of their logits; None if no
+        faster than logits.
+    only: what is called with ``wanted`` -> the same output, which computes in advance only what ``wanted(row, column)``
+        is true of; None if nothing is computed in advance.
     """
 
     hidden: Any
     logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
     layers: Tensor | None = None
     best_of: Callable[[Sequence[int], Sequence[int]], list[int]] | None = None
+    some_logits_of: Callable[[Sequence[int], Sequence[int], Sequence[np.ndarray]], list[np.ndarray]] | None = None
+    only: Callable[[Callable[[int, int], bool]], Verified] | None = None
 
 
 class Verifier(Protocol):

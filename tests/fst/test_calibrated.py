@@ -11,6 +11,7 @@ import pytest
 
 import fst
 from fst import FEATURES, _core
+from tests.helpers.token_automata import TableAutomaton
 from tests.helpers.trigrams import good_model
 
 VOCAB = 9
@@ -54,8 +55,10 @@ def expected_features(
     slot: int,
     transitions: np.ndarray | None = None,
     proposals: int = 0,
+    legal: set[int] | None = None,
 ) -> dict[int, np.ndarray]:
     """Of the arcs behind ``path`` and of outside (-1), by definition."""
+    legal = set(range(100)) if legal is None else legal
     history = [*text, *path]
     behind: dict[int, Counter[int]] = {}
     for length in range(11):
@@ -69,14 +72,18 @@ def expected_features(
         gains = transitions[slot - 1, tokens[slot - 1].tolist().index(path[-1])]
         arcs = {token: log_prob + float(gain) for (token, log_prob), gain in zip(arcs.items(), gains, strict=True)}
     copies = [
-        token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs
+        token
+        for length in sorted(behind, reverse=True)
+        if length
+        for token in behind[length]
+        if token not in arcs and token in legal
     ]
     assert len(set(copies)) <= 8  # all are arcs then
     known = {gram[-1] for gram in GRAMS[id(lm)] if len(gram) > 1 and (*history[1 - len(gram) :], gram[-1]) == gram}
-    likeliest = sorted(known, key=lambda token: (-lm.log_prob(token, history[-2:]), token))
+    likeliest = sorted(known & legal, key=lambda token: (-lm.log_prob(token, history[-2:]), token))
     proposed = [] if inside else likeliest[:proposals]
     rows = {}
-    for token in {*arcs, *copies, *proposed}:
+    for token in {*(set(arcs) & legal), *copies, *proposed, *(legal if len(legal) <= 16 else ())}:
         row = np.zeros(len(FEATURES))
         if token in arcs:
             row[PLACE["log_prob"]] = max(arcs[token], -30)
@@ -420,3 +427,106 @@ def test_long_texts_are_filed_and_counted() -> None:
     for token, row in rows.items():
         assert row[PLACE["share_1"]] == pytest.approx(np.log(behind[token] / (behind.total() + 0.5)), rel=1e-5)
     assert len(FEATURES) == _core.NUM_FEATURES
+
+
+def legal_enumerated(
+    lm: fst.NgramModel,
+    seed: int,
+    weights: np.ndarray,
+    further: int,
+    transitions: np.ndarray | None,
+    slots: int,
+    proposals: int,
+    automaton: TableAutomaton,
+) -> dict[tuple[int, ...], float]:
+    """Every legal prefix with its log-probability, by definition."""
+    tokens, log_probs, text = drawn(seed, slots)
+    prefixes = dict[tuple[int, ...], float]()
+
+    def extend(path: tuple[int, ...], state: int, so_far: float) -> None:
+        slot, legal = len(path), automaton.arcs[state]
+        if slot == slots + further:
+            return
+        if state in automaton.chosen:
+            conditionals = {automaton.chosen[state]: automaton.log_prob_of_forced(state)}
+        else:
+            features = expected_features(
+                lm, tokens, log_probs, text, list(path), slot, transitions, proposals, set(legal)
+            )
+            if slots:
+                row = min(slot, len(weights) - 1 - (further > 0)) if slot < slots else -1
+            else:
+                row = min(slot, len(weights) - 1)
+            scores = {token: float(each @ weights[row]) for token, each in features.items()}
+            arcs = len(scores) - 1
+            with np.errstate(divide="ignore"):
+                scores[-1] += float(np.log((len(legal) - arcs) / (automaton.vocab_size - arcs)))
+            scores = {token: score - (legal[token][1] if token >= 0 else 0) for token, score in scores.items()}
+            norm = np.logaddexp.reduce(list(scores.values()))
+            conditionals = {token: float(score - norm) for token, score in scores.items() if token >= 0}
+        for token, conditional in conditionals.items():
+            prefixes[*path, token] = so_far + conditional
+            extend((*path, token), legal[token][0], so_far + conditional)
+
+    extend((), automaton.start, 0.0)
+    return prefixes
+
+
+def drawn_automaton(seed: int) -> TableAutomaton:
+    """Of a state in which nearly all tokens are legal, one of a few, one of a single and one of a forced token."""
+    rng = np.random.default_rng(seed + 2000)
+    vocab = 30
+    sizes = [25, 6, 1, 8]
+    arcs = [
+        {int(t): (int(rng.integers(0, 4)), float(rng.choice([0.0, 1.0, -2.0]))) for t in rng.permutation(vocab)[:size]}
+        for size in sizes
+    ]
+    return TableAutomaton(arcs, vocab, {3: min(arcs[3])}, start=int(rng.integers(0, 4)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(("slots", "further"), [(3, 0), (2, 2), (0, 3)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_constrained_tree_holds_the_most_probable_legal_prefixes(
+    lm: fst.NgramModel, seed: int, slots: int, further: int, tied: bool
+) -> None:
+    """Proposals, copies and columns are legal; outside is the share of other tokens that is; few legal tokens are all
+    arcs; a forced one follows alone."""
+    transitions = ties(seed, slots) if tied and slots else None
+    weights = np.random.default_rng(seed).normal(0, 1, (2 + (further > 0), len(FEATURES)))
+    automaton, proposals = drawn_automaton(seed), 3
+    wanted = legal_enumerated(lm, seed, weights, further, transitions, slots, proposals, automaton)
+    tokens, log_probs, text = drawn(seed, slots)
+    best = sorted(wanted.values(), reverse=True)
+    for size in (1, 7, 40):
+        nodes, parents, scores, counts = fst.calibrated_tree_batch(
+            tokens[None],
+            log_probs[None],
+            lm,
+            [index_of(text)],
+            weights,
+            size,
+            [text[-3:]],
+            further=further,
+            transitions=None if transitions is None else transitions[None],
+            proposals=proposals,
+            constraints=[(automaton, automaton.start)],
+        )
+        assert counts.tolist() == [min(size, len(wanted))]
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(nodes[0].tolist(), parents[0].tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        np.testing.assert_allclose(scores[0], best[:size], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(scores[0], [wanted[path] for path in paths], rtol=1e-5, atol=1e-5)
+        assert len(set(paths)) == len(paths)
+
+
+def test_a_single_legal_token_is_certain(lm: fst.NgramModel) -> None:
+    only = TableAutomaton([{25: (0, 0.0)}], 30)
+    weights = np.random.default_rng(0).normal(0, 1, (2, len(FEATURES)))
+    tokens, log_probs, text = drawn(0)
+    nodes, _, scores, _ = fst.calibrated_tree_batch(
+        tokens[None], log_probs[None], lm, [index_of(text)], weights, 4, [text[-3:]], further=1, constraints=[(only, 0)]
+    )
+    assert nodes.tolist() == [[25] * 4]
+    assert scores.tolist() == [[0.0] * 4]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from latticebpd import Chat, NoDrafter, load
+from latticebpd import Chat, NoDrafter, choice, load
 from latticebpd.models.chat import read_messages
 from tests.helpers.chat_models import save_chat_model
 from tests.helpers.tokenizers import TEMPLATE
@@ -35,6 +35,23 @@ def test_answers_are_those_after_the_whole_conversation(path: Path, weights: str
         assert conversation.cache.shared == read
         read = out.sequences.shape[1] - 1
     assert out.num_calls < out.num_tokens  # and drafts were accepted
+
+
+@pytest.mark.parametrize("weights", ["float32", "torch"])
+def test_constrained_answers_are_those_after_the_whole_conversation(path: Path, weights: str) -> None:
+    """Their ends, which no pass reads, are read with the next turn."""
+    loaded, constraint = load(path, weights=weights), choice(["the old town", "the north of the old town"])
+    conversation = Chat(loaded)
+    for turn in TURNS:
+        prompt = loaded.prompts.prompt([*conversation.turns, turn])
+        expected = loaded.generate(prompt, NoDrafter(), constraint=constraint)
+        out = conversation.answer(turn, constraint=constraint)
+        assert out.sequences.tolist() == expected.sequences.tolist()
+        assert conversation.turns[-1] in ("the old town", "the north of the old town")
+    conversation.answer(TURNS[0], constraint=choice(["yes, of the river and the king of the north"]))
+    prompt = loaded.prompts.prompt([*conversation.turns, "the city"])
+    free = loaded.generate(prompt, NoDrafter(), max_new_tokens=24)
+    assert conversation.answer("the city", max_new_tokens=24).sequences.tolist() == free.sequences.tolist()
 
 
 def test_a_system_prompt_begins_a_conversation_and_nothing_else_is_forgotten(path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.commands import Run
 
-EXTRAS = {"matplotlib": "plots", "duckdb": "data", "zstandard": "data", "datasets": "datasets"}
+EXTRAS = {"matplotlib": "plots", "duckdb": "data", "zstandard": "data", "datasets": "datasets", "llguidance": "grammar"}
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({[*EXTRAS]}))  # from now on they cannot be imported
@@ -59,6 +59,8 @@ COMMANDS = {
     "train encode, data set": ("datasets", "train encode saved --tokenizer missing.json -o encoded"),
     "train tokenizer": ("zstandard", "train tokenizer missing.txt.zst -o tokenizer.json"),
     "train translation": ("zstandard", "train translation a.jsonl --validation missing.jsonl.zst -o translator"),
+    "generate": ("llguidance", "generate text --json-object --model missing"),
+    "chat": ("llguidance", "chat --choice yes --choice no --model missing"),
     "lm train": ("zstandard", "lm train text.txt missing.txt.zst --words -o lm.fst"),
     "lm kenlm": ("duckdb", "lm kenlm missing.parquet --words -o lm.fst"),
     "lm interpolate": ("zstandard", "lm interpolate missing.fst missing.fst --held-out missing.txt.zst -o lm.fst"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    "lattices", "cpu", "models", "verification", "scoring", "drafters", "decoding", "jacobi", "measuring", "report",
-    "serving", "cli",
+    "lattices", "constraints", "cpu", "models", "verification", "scoring", "drafters", "decoding", "jacobi",
+    "measuring", "report", "serving", "cli",
 )  # fmt: skip
 """Of ``latticebpd``, from the lowest; below them all is ``fst``, above them ``lm_training``."""
 BETWEEN = ("loading", "conversation")

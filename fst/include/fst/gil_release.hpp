@@ -1,4 +1,4 @@
-// Work without Python's global interpreter lock, for every compiled module of the project.
+// Work without Python's global interpreter lock, and calls of Python from it, for every compiled module of the project.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,6 +24,24 @@ class GilRelease {
 
   private:
     PyThreadState* state_;
+};
+
+// Has the lock again for its lifetime, within a GilRelease.
+class GilAcquire {
+  public:
+    GilAcquire() {
+        try {
+            state_ = PyGILState_Ensure();
+        } catch (...) {
+            for (;;) ::pause();
+        }
+    }
+    ~GilAcquire() { PyGILState_Release(state_); }
+    GilAcquire(const GilAcquire&) = delete;
+    GilAcquire& operator=(const GilAcquire&) = delete;
+
+  private:
+    PyGILState_STATE state_;
 };
 
 }  // namespace fst

@@ -88,6 +88,10 @@ class Transformer:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
     def logits(self, states: NDArray[np.float32], threads: int) -> NDArray[np.float32]: ...
     def best(self, states: NDArray[np.float32], threads: int) -> NDArray[np.int64]: ...
+    def logits_of(
+        self, states: NDArray[np.float32], tokens: NDArray[np.int64], counts: list[int], threads: int
+    ) -> NDArray[np.float32]:
+        """Of each state the logits of ``counts`` tokens, ascending, one state's after another's."""
 
 class Int8Weights:
     """Weights ``[outputs, inputs]``, quantized to int8."""

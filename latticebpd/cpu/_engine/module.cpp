@@ -70,6 +70,27 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
     return py::make_tuple(hidden, states);
 }
 
+Array<float> logits_of(const Transformer& model, const Array<float>& states, const Array<std::int64_t>& tokens,
+                       const std::vector<std::size_t>& counts, std::size_t threads) {
+    if (counts.size() != rows_of(states, model.hidden()))
+        refuse("expected a number of tokens for each of ", states.shape(0), " states, got ", counts.size());
+    const auto size = static_cast<std::size_t>(tokens.size());
+    std::size_t left = size;
+    for (const std::size_t count : counts) {
+        if (count > left) refuse("expected the numbers of ", size, " tokens, got more");
+        left -= count;
+    }
+    if (tokens.ndim() != 1 || left != 0) refuse("expected the numbers of ", size, " tokens [n], got others");
+    for (std::size_t i = 0; i < size; ++i)
+        if (tokens.data()[i] < 0 || static_cast<std::size_t>(tokens.data()[i]) >= model.vocabulary())
+            refuse("expected tokens below ", model.vocabulary(), ", got ", tokens.data()[i]);
+    Array<float> logits(static_cast<py::ssize_t>(size));
+    float* to = logits.mutable_data();
+    const GilRelease released;
+    model.logits_of(states.data(), counts, tokens.data(), to, threads);
+    return logits;
+}
+
 PYBIND11_MODULE(_engine, module) {
     bind_kernels(module);
     module.def("isas", [] { return operations().size(); });
@@ -210,6 +231,7 @@ PYBIND11_MODULE(_engine, module) {
                 return computed<float>(model, states, model.vocabulary(), logits);
             },
             "states"_a, "threads"_a)
+        .def("logits_of", &logits_of, "states"_a, "tokens"_a, "counts"_a, "threads"_a)
         .def(
             "best",
             [](const Transformer& model, const Array<float>& states, std::size_t threads) {

@@ -13,6 +13,7 @@
 
 #include "best_token.hpp"
 #include "columns.hpp"
+#include "some_logits.hpp"
 
 namespace engine {
 
@@ -63,6 +64,12 @@ class Transformer {
             workers.each(rows, [&](std::size_t row) {
                 operations_.softcap(to + row * vocabulary(), vocabulary(), settings_.logit_softcap);
             });
+    }
+
+    // Of each state, [counts.size(), hidden], the logits of some tokens, see some_logits.hpp.
+    void logits_of(const float* states, const std::vector<std::size_t>& counts, const std::int64_t* tokens, float* to,
+                   std::size_t threads) const {
+        some_logits(*projection_, settings_.logit_softcap, states, counts, tokens, to, available(threads));
     }
 
     // to: [rows] the token of the largest logit, of equal ones the lowest.

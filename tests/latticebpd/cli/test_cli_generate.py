@@ -385,3 +385,73 @@ def test_a_block_drafter_in_every_command_that_decodes(tmp_path: Path, run: Run)
         assert status == 0, err
         texts.add(json.loads(out)["text"])
     assert len(texts) == 1
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "kind": {"enum": ["river", "city"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'start: "the " kind "."\nkind: "city" | "river"\n'
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (("--json-schema", "schema.json"), r'\{"name": "[^"]*", "kind": "(river|city)"\}'),
+        (("--json-object", "--max-new-tokens", 64), r"\{.*"),
+        (("--regex", "[0-9]{3}-[a-f]"), r"[0-9]{3}-[a-f]"),
+        (("--choice", "the old town", "--choice", "the new town"), r"the (old|new) town"),
+        (("--grammar", "grammar.lark"), r"the (city|river)\."),
+    ],
+)
+def test_structured_output_is_what_the_option_says(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...], pattern: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text(json.dumps(SCHEMA))
+    Path("grammar.lark").write_text(GRAMMAR)
+    status, out, err = run("generate", TEXT, "--json", *options)
+    record = json.loads(out)
+    assert (status, err) == (0, "")
+    assert re.fullmatch(pattern, record["text"], re.DOTALL)
+    assert record["finish_reason"] == "stop" or "--json-object" in options
+
+
+def test_a_text_cut_off_by_the_limit_is_reported(run: Run) -> None:
+    status, _, err = run("generate", TEXT, "--regex", "[a-z]{40}", "--max-new-tokens", 4)
+    assert status == 0
+    assert "cut off by --max-new-tokens 4" in err
+    assert (
+        json.loads(run("generate", TEXT, "--regex", "[a-z]{40}", "--max-new-tokens", 4, "--json")[1])["finish_reason"]
+        == "length"
+    )
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--json-schema", "missing.json"), "missing.json"),
+        (("--json-schema", "not.json"), '"not"'),
+        (("--regex", "(a"), "unclosed group"),
+        (("--regex", "a", "--json-object"), "--json-object and --regex"),
+        (("--grammar", "not.json"), "a Lark grammar"),
+        (("--choice", ""), "none of them empty"),
+    ],
+)
+def test_a_constraint_that_cannot_be_made_is_refused_in_one_line(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    options: tuple[object, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("not.json").write_text('{"not": {"type": "string"}}')
+    status, out, err = run(command, *([TEXT] if command == "generate" else []), *options)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1

@@ -7,6 +7,7 @@ import multiprocessing
 import struct
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -514,6 +515,22 @@ def test_the_best_token_is_that_of_all_logits_however_close_others_are(size: flo
             assert np.concatenate(best).tolist() == wanted.tolist(), (isa, rows)
 
 
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_logits_of_a_few_tokens_are_those_of_all(weights: str) -> None:
+    """Bit for bit."""
+    torch.manual_seed(2)
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, "vocab_size": 5003}))
+    states = torch.randn(3, 64).numpy()
+    tokens = [[0, 1, 15, 16, 17, 5002], [], torch.randperm(5003)[:900].sort().values.tolist()]
+    for isa in range(_engine.isas()):
+        for threads in (1, 3):
+            engine = engine_copy(model, weights, isa=isa).transformer
+            expected = engine.logits(states, 1)
+            some = engine.logits_of(states, np.array([*chain(*tokens)]), [*map(len, tokens)], threads)
+            wanted = np.concatenate([line[own] for line, own in zip(expected, tokens, strict=True)])
+            assert some.tobytes() == wanted.tobytes()
+
+
 def test_misuse_of_the_compiled_parts_is_refused() -> None:
     engine = engine_copy(tiny("llama")).transformer
     cache, tokens = _engine.Cache(engine), np.array([3, 4])
@@ -541,6 +558,16 @@ def test_misuse_of_the_compiled_parts_is_refused() -> None:
         assert cache.length == length
     with pytest.raises(ValueError, match="states"):
         engine.best(np.zeros((2, 63), np.float32), 1)
+    for few, counts in (
+        ([1, 500], [2]),
+        ([1, -1], [2]),
+        ([1, 2], [1]),
+        ([1, 2], [3]),
+        ([1, 2], [1, 1]),
+        ([1], [2**63]),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            engine.logits_of(np.zeros((1, 64), np.float32), np.array(few), counts, 1)
     for count, outputs, inputs in ((33, 1, 32), (34, 1, 33), (0, 0, 0), (0, 2**63, 64), (34, 2**63 + 1, 64), (0, 1, 0)):
         with pytest.raises(ValueError, match="expected blocks of all weights"):
             _engine.Matrix.of_blocks(_engine.WeightMemory(), 8, np.zeros(count, np.uint8), outputs, inputs)

@@ -1,0 +1,1 @@
+"""Structured output: what forced tokens, drafts and both save."""

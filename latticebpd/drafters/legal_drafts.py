@@ -1,0 +1,69 @@
+"""Drafts and a constraint: drafts that are not legal are cut, and what must follow is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
+from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
+
+
+def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
+    """The tree without the nodes whose token is not legal after their prefix, and what follows them.  state: before
+    the tree."""
+    return tree.subtree(tree_states(tree, automaton, state) != ILLEGAL)
+
+
+def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
+    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows."""
+    tree = _with_chain(tree, ROOT, _legal_chain(automaton, state))
+    leaf = _likeliest_leaf(tree)
+    if leaf == ROOT:
+        return tree
+    return _with_chain(tree, leaf, _legal_chain(automaton, int(tree_states(tree, automaton, state)[leaf])))
+
+
+def _with_chain(tree: DraftTree, node: int, chain: Sequence[int]) -> DraftTree:
+    """A tree with a chain of tokens below a node."""
+    if not chain:
+        return tree
+    nodes: dict[Edge, int] = dict(tree.edges)
+    log_probs = np.zeros(len(tree)) if tree.log_probs is None else tree.log_probs
+    log_prob = 0.0 if node == ROOT else float(log_probs[node])
+    weights = log_probs.tolist()
+    for token in chain:
+        node = nodes.setdefault((node, token), len(nodes))
+        weights[node:] = [log_prob, *weights[node + 1 :]]
+    known = tree.log_probs is not None or not len(tree)
+    return DraftTree.of_edges(nodes, np.array(weights) if known else None, tree.lattice)
+
+
+def tree_states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.ndarray:
+    """``[n]`` the state after each node, ILLEGAL for those that cannot be reached."""
+    states = np.full(len(tree) + 1, ILLEGAL, np.int64)
+    states[ROOT] = state  # the last entry is the root's
+    for parent in (ROOT, *range(len(tree))) if len(tree) else ():
+        if states[parent] != ILLEGAL and len(children := tree.children(parent)):
+            states[children] = automaton.successors(int(states[parent]), tree.tokens[children])
+    return states[:-1]
+
+
+def _legal_chain(automaton: TokenAutomaton, state: int) -> list[int]:
+    """The forced tokens, as far as they are legal."""
+    chain: list[int] = []
+    for token in automaton.forced(state).tolist():
+        if (state := after(automaton, state, token)) == ILLEGAL:
+            break
+        chain.append(token)
+    return chain
+
+
+def _likeliest_leaf(tree: DraftTree) -> int:
+    """The end of the path that goes to the likeliest child at each node, or to the first of equal ones."""
+    node = ROOT
+    while len(children := tree.children(node)):
+        best = 0 if tree.log_probs is None else int(np.argmax(tree.log_probs[children]))
+        node = int(children[best])
+    return node
