@@ -13,6 +13,9 @@ import numpy as np
 from fst.files import FileStamp, PathLike
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
+from latticebpd.constraints.constraint import Constraint
+from latticebpd.constraints.model_tokens import model_tokens
+from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.decoding.decode_rows import accepts_numpy
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.pass_costs import costs_file, kept_costs, profile_drafts
@@ -254,6 +257,12 @@ class Loaded:
         stop = accepts_numpy(lambda tokens, scores: tokens.shape[1] >= begun + 2)
         out = self.generate(ids, drafter, max_new_tokens=FIRST_DRAFT_TOKENS, stopping_criteria=[stop], trace=True)
         return out.trace[0].tree if out.trace else DraftTree.empty()
+
+    def automaton(self, constraint: Constraint) -> TokenAutomaton:
+        """A constraint over the model's tokens, which `rescore` and `draft_tree` take; ValueError where it does not fit
+        them."""
+        eos_ids = self.prompts.eos_ids or self.target.eos_ids
+        return constraint.automaton(model_tokens(self.tokenizer, self.target.vocab_size), list(eos_ids))
 
     def show(self, thing: Any) -> Shown:
         """A lattice, a tree, drafts or a decode in words, for notebooks."""
