@@ -21,7 +21,6 @@ MORE = {
 """Commands that write no files."""
 
 
-
 @pytest.mark.parametrize(("words", "given"), COMMAND_LIST, ids=[" ".join(words) for words, _ in COMMAND_LIST])
 def test_every_command_has_the_option(words: tuple[str, ...], given: list[object]) -> None:
     assert "--json" in {each.flag for each in given}  # type: ignore[attr-defined]
