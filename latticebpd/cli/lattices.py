@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json as json_module
-from functools import partial
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
