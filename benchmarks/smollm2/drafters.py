@@ -10,8 +10,8 @@ and searched.
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
 (DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
 the same marginals.  The package's heads are compared with them.  Weights are tuned and calibrations fitted on held-out
-answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
-walk makes the calls of a decode.
+answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed: a
+walk makes the calls of a decode with the same arcs and rounding.
 
 Systems: the *walk* is the best arc after the one before, where lattices have transitions, else the best of every slot;
 of n nodes the *beam* (SGLang's, cut to n), the first n nodes of the p best *paths*, the best *tree*; calibrated, from
