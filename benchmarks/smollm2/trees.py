@@ -10,9 +10,9 @@
 
 Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts, and the
 constants of copies + tree, whose defaults are the best ones, are tuned on the same.  Replayed are its other half and
-all of ASKED.  The answers are the model's own greedy text, so a replay makes nearly the calls of a decode.  Every text and
-system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a
-pair.
+all of ASKED.  The answers are the model's own greedy text, so a replay makes nearly the calls of a decode.  Every
+text and system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both
+systems of a pair.
 """
 
 from __future__ import annotations
