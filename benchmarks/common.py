@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice, permutations, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rich.console import Console
 
 import latticebpd as package
 from fst.files import replacing
+from latticebpd.checks import expect
 from latticebpd.machine import machine_settings, processor
 
 RESAMPLES = 2000
@@ -200,6 +201,15 @@ def pooled(tokens: np.ndarray, calls: np.ndarray, other: tuple[np.ndarray, np.nd
         return value / (other[0][drawn].sum(axis=-1) / other[1][drawn].sum(axis=-1).clip(min=1)) - 1
 
     return interval(measure, len(calls))
+
+
+def permutation_p(one: np.ndarray, other: np.ndarray) -> float:
+    """The share of all orders of ``other [n]`` whose correlation with ``one [n]`` is at least as strong as their own,
+    in either direction: how often as few points agree so by chance. Of at most nine points."""
+    expect(one.shape == other.shape and 2 <= len(one) <= 9, "two lists of one length, 2 to 9", f"{one.shape}")
+    orders = np.array([*permutations(range(len(other)))])
+    strengths = np.abs((one - one.mean()) @ (other - other.mean())[orders].T)
+    return float((strengths >= strengths[0] * (1 - 1e-9)).mean())
 
 
 def with_ends(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_lm_training, bench_precision, bench_rescoring
-from benchmarks.common import read_csv, usage
+from benchmarks.common import permutation_p, read_csv, usage
 from latticebpd.drafters.bundled import LM
 from latticebpd.lattices.lattice_set import LatticeSet
 
@@ -93,3 +94,25 @@ def test_word_lattices_are_searched_alike_by_openfst(monkeypatch: pytest.MonkeyP
     rows = bench.measured(SimpleNamespace(count=1))
     lines = bench.lines_of([{name: str(value) for name, value in row.items()} for row in rows])
     assert [line[:2] for line in lines] == [["20 states, 2 arcs each", "16"], ["20 states, 2 arcs each", "100"]]
+
+
+def test_a_permutation_test_counts_orders_that_agree_as_much() -> None:
+    """By hand: of three points in order, only the same and the opposite order correlate as strongly."""
+    one = np.array([0.0, 1.0, 2.0])
+    assert permutation_p(one, 3 * one + 1) == permutation_p(one, -one) == pytest.approx(2 / 6)
+    assert permutation_p(one, np.array([1.0, 3.0, 2.0])) == 1
+    assert permutation_p(one, np.zeros(3)) == 1
+
+
+def test_a_permutation_test_is_that_of_all_orders_correlated_one_by_one() -> None:
+    one, other = np.random.default_rng(1).standard_normal((2, 5))
+    strengths = [abs(np.corrcoef(one, order)[0, 1]) for order in itertools.permutations(other)]
+    expected = np.mean([each >= strengths[0] - 1e-9 for each in strengths])
+    assert permutation_p(one, other) == pytest.approx(expected)
+    assert 2 / 120 <= expected < 1
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_permutation_test_of_too_few_or_many_points_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="expected two lists of one length, 2 to 9"):
+        permutation_p(np.arange(size), np.arange(size))
