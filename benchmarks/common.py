@@ -27,9 +27,18 @@ import latticebpd as package
 from fst.files import replacing
 from latticebpd.checks import expect
 from latticebpd.machine import machine_settings, processor
+from latticebpd.models.engine.engine_model import file_hash
 
 RESAMPLES = 2000
-NOTE = "settings.json"
+NOTE, MADE_BY = "settings.json", "made by"
+DRAFTING = (
+    "model.gguf",
+    "model.safetensors",
+    "heads.safetensors",
+    "lm.fst",
+    "lm.fst.alpha.json",
+    "lm.fst.calibration.json",
+)
 ENDS = ("", " low", " high")
 """Suffixes of a value's and its interval's columns in CSV files."""
 err = Console(stderr=True)
@@ -138,6 +147,27 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) ->
             writer.writerow(dict(zip(row, short, strict=True)))
 
 
+def made_by(folder: Path | None = None) -> str:
+    """The commit, with ``+`` where code differs from it, and one hash of the files of a model's folder that decide what
+    is drafted: the model, its heads, its n-gram model and what was fitted with that."""
+    git = ["git", "-C", str(Path(package.__file__).parents[1])]
+    try:
+        commit, changes = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno", "*.py", "*.[ch]pp"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        commit, changes = f"version {package.__version__}", ""
+    files = [] if folder is None else [file for name in DRAFTING if (file := folder / name).exists()]
+    return f"{commit.strip()}{'+' * bool(changes)}{f' {file_hash(files)}' if files else ''}"
+
+
+def stamped(rows: Iterable[Mapping[str, Any]], folder: Path | None = None) -> list[dict[str, Any]]:
+    """Rows that say what they are `made_by`."""
+    origin = made_by(folder)
+    return [{**row, MADE_BY: origin} for row in rows]
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -153,7 +183,7 @@ def recorded(
     if args.table is None:
         if args.output is None:
             parser.error("expected -o, or --table")
-        write_csv(args.output, measure(args))
+        write_csv(args.output, stamped(measure(args)))
     return read_csv(args.table or args.output)
 
 
@@ -255,6 +285,7 @@ def signature(**about: Any) -> dict[str, Any]:
         **machine_settings(),
         **about,
         "latticebpd": package.__version__,
+        "commit": made_by(),
         "python": platform.python_version(),
     }
     print(" | ".join(f"{name} {value}" for name, value in versions.items()), flush=True)

@@ -182,7 +182,8 @@ def main() -> None:
             asked = question_set(args.set, read_questions(args.questions), args.turns) if args.questions else None
             rows = answers(known, threads, asked) if asked else None
             rows = perplexities(known, args.turns, args.text) if args.text else rows
-            common.write_csv(args.output, rows or passes(known, threads, args.turns))
+            measured = rows or passes(known, threads, args.turns)
+            common.write_csv(args.output, common.stamped(measured, Path(resolved("smollm2-135m"))))
     tables(common.read_csv(args.output))
     print()
     common.signature(threads=args.threads, **versions())

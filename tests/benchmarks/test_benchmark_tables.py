@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_lm_training, bench_precision, bench_rescoring
-from benchmarks.common import permutation_p, read_csv, usage
+from benchmarks.common import MADE_BY, made_by, permutation_p, read_csv, stamped, usage
 from latticebpd.drafters.bundled import LM
 from latticebpd.lattices.lattice_set import LatticeSet
 
@@ -116,3 +116,42 @@ def test_a_permutation_test_is_that_of_all_orders_correlated_one_by_one() -> Non
 def test_a_permutation_test_of_too_few_or_many_points_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="expected two lists of one length, 2 to 9"):
         permutation_p(np.arange(size), np.arange(size))
+
+
+def test_rows_say_which_commit_and_files_they_are_made_by(tmp_path: Path) -> None:
+    (row,) = stamped([{"tokens": 1}])
+    assert row == {"tokens": 1, MADE_BY: made_by()}
+    (tmp_path / "heads.safetensors").write_bytes(b"heads")
+    with_heads = made_by(tmp_path)
+    assert with_heads.startswith(f"{made_by()} sha256:")
+    (tmp_path / "lm.fst.calibration.json").write_text("{}")
+    assert made_by(tmp_path) not in (made_by(), with_heads)
+    (tmp_path / "notes.txt").write_text("")
+    assert made_by(tmp_path) != with_heads
+
+
+OLDER = {
+    *("bundled/demo", "smollm2/amounts", "smollm2/gpu", "smollm2/losses", "smollm2/trees"),
+    *(f"smollm2/drafters{part}" for part in ("", ".branches", ".search", ".speed")),
+    *(f"engine/answers{machine}" for machine in ("", "-avx2", "-zen5")),
+    *(f"engine/passes{of}" for of in ("", "-avx2", "-busy", "-random", "-two-threads", "-zen5")),
+    *("engine/harness", "engine/lookup", "engine/perplexity", "engine/throughput"),
+    *("jacobi", "precision", "word_lattices", "qwen/humaneval-0.5b", "qwen/humaneval-1.5b"),
+}
+"""Files of rows from before there was the column; ``benchmarks/README.md`` says so. The study's have none either."""
+
+
+def test_rows_of_one_file_are_of_one_version_or_named_as_older() -> None:
+    root = Path(__file__).parents[2] / "benchmarks"
+    older = set()
+    for path in sorted(root.glob("**/results/*.csv")):
+        name = str(path.relative_to(root).with_suffix("")).replace("results/", "")
+        rows = read_csv(path)
+        if name.startswith("study/"):
+            continue
+        if MADE_BY not in rows[0]:
+            older.add(name)
+        else:
+            assert len({row[MADE_BY] for row in rows}) == 1, f"{path} holds rows of several versions"
+    assert older <= OLDER, f"measured anew without the column {MADE_BY!r}"
+    assert f"`{MADE_BY}`" in (root / "README.md").read_text(encoding="utf-8")
