@@ -122,6 +122,8 @@ class LatticeProposer(LatticeSource, Protocol):
 class Family(Protocol):
     """A module of ``latticebpd.drafters``."""
 
+    __name__: str
+
     @property
     def DRAFTS_ONLY(self) -> str | None:  # noqa: N802  # a module's constant
         """What such a directory holds, in words, if it cannot decode by itself; else None."""
