@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice, permutations, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,20 @@ from rich.console import Console
 
 import latticebpd as package
 from fst.files import replacing
+from latticebpd.checks import expect
 from latticebpd.machine import machine_settings, processor
+from latticebpd.models.engine.engine_model import file_hash
 
 RESAMPLES = 2000
-NOTE = "settings.json"
+NOTE, MADE_BY = "settings.json", "made by"
+DRAFTING = (
+    "model.gguf",
+    "model.safetensors",
+    "heads.safetensors",
+    "lm.fst",
+    "lm.fst.alpha.json",
+    "lm.fst.calibration.json",
+)
 ENDS = ("", " low", " high")
 """Suffixes of a value's and its interval's columns in CSV files."""
 err = Console(stderr=True)
@@ -137,6 +147,27 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) ->
             writer.writerow(dict(zip(row, short, strict=True)))
 
 
+def made_by(folder: Path | None = None) -> str:
+    """The commit, with ``+`` where code differs from it, and one hash of the files of a model's folder that decide what
+    is drafted: the model, its heads, its n-gram model and what was fitted with that."""
+    git = ["git", "-C", str(Path(package.__file__).parents[1])]
+    try:
+        commit, changes = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno", "*.py", "*.[ch]pp"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        commit, changes = f"version {package.__version__}", ""
+    files = [] if folder is None else [file for name in DRAFTING if (file := folder / name).exists()]
+    return f"{commit.strip()}{'+' * bool(changes)}{f' {file_hash(files)}' if files else ''}"
+
+
+def stamped(rows: Iterable[Mapping[str, Any]], folder: Path | None = None) -> list[dict[str, Any]]:
+    """Rows that say what they are `made_by`."""
+    origin = made_by(folder)
+    return [{**row, MADE_BY: origin} for row in rows]
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -152,7 +183,7 @@ def recorded(
     if args.table is None:
         if args.output is None:
             parser.error("expected -o, or --table")
-        write_csv(args.output, measure(args))
+        write_csv(args.output, stamped(measure(args)))
     return read_csv(args.table or args.output)
 
 
@@ -202,6 +233,15 @@ def pooled(tokens: np.ndarray, calls: np.ndarray, other: tuple[np.ndarray, np.nd
     return interval(measure, len(calls))
 
 
+def permutation_p(one: np.ndarray, other: np.ndarray) -> float:
+    """The share of all orders of ``other [n]`` whose correlation with ``one [n]`` is at least as strong as their own,
+    in either direction: how often as few points agree so by chance. Of at most nine points."""
+    expect(one.shape == other.shape and 2 <= len(one) <= 9, "two lists of one length, 2 to 9", f"{one.shape}")
+    orders = np.array([*permutations(range(len(other)))])
+    strengths = np.abs((one - one.mean()) @ (other - other.mean())[orders].T)
+    return float((strengths >= strengths[0] * (1 - 1e-9)).mean())
+
+
 def with_ends(name: str, values: Sequence[float]) -> dict[str, float]:
     """A value and its interval as columns of a CSV file."""
     return {f"{name}{end}": value for end, value in zip(ENDS, values, strict=True)}
@@ -245,6 +285,7 @@ def signature(**about: Any) -> dict[str, Any]:
         **machine_settings(),
         **about,
         "latticebpd": package.__version__,
+        "commit": made_by(),
         "python": platform.python_version(),
     }
     print(" | ".join(f"{name} {value}" for name, value in versions.items()), flush=True)

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer
 from benchmarks import common
 from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
+from benchmarks.question_sets import SETS, question_set
 from latticebpd.measuring.questions import Question, read_questions
 from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import ChatTemplate
@@ -65,11 +66,6 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
     return rows
 
 
-def chosen(everything: Iterable[Question], limit: int) -> list[Question]:
-    """So many questions, one of each category in turn."""
-    return common.in_turn(everything, lambda question: question.category)[:limit]
-
-
 def ways(system: System) -> tuple[str, ...]:
     """How a system's answers are drafted: of this project's, those without heads only by copies."""
     if system[0] == "transformers":
@@ -79,10 +75,9 @@ def ways(system: System) -> tuple[str, ...]:
     return OWN[:2] if str(system[1]).endswith(".gguf") else OWN
 
 
-def answers(known: dict[str, System], threads: list[int], count: int, file: Path) -> list[Row]:
+def answers(known: dict[str, System], threads: list[int], asked: list[Question]) -> list[Row]:
     """Greedy answers without and with each library's own prompt lookup; ``start``: seconds to the first token."""
     chat = ChatTemplate(AutoTokenizer.from_pretrained(resolved("smollm2-135m")), None)
-    asked = chosen(read_questions(file), count)
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
     keys = [(name, drafts, n) for name in known for drafts in ways(known[name]) for n in threads]
@@ -164,6 +159,7 @@ def main() -> None:
     parser = common.options(__doc__, whole=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
     parser.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl: answers instead of passes")
+    parser.add_argument("--set", choices=SETS, default="development", help="of the questions")
     parser.add_argument("--text", type=Path, help="a text: perplexities instead of passes")
     parser.add_argument("--turns", type=int, default=30, help="passes of each kind, questions, or windows")
     parser.add_argument("--threads", default="1", help="numbers, separated by commas")
@@ -183,9 +179,11 @@ def main() -> None:
             if unknown := {*names} - {*known}:
                 raise ValueError(f"expected systems among {', '.join(known)}, got {', '.join(unknown)}")
             known = {name: known[name] for name in names}
-            rows = answers(known, threads, args.turns, args.questions) if args.questions else None
+            asked = question_set(args.set, read_questions(args.questions), args.turns) if args.questions else None
+            rows = answers(known, threads, asked) if asked else None
             rows = perplexities(known, args.turns, args.text) if args.text else rows
-            common.write_csv(args.output, rows or passes(known, threads, args.turns))
+            measured = rows or passes(known, threads, args.turns)
+            common.write_csv(args.output, common.stamped(measured, Path(resolved("smollm2-135m"))))
     tables(common.read_csv(args.output))
     print()
     common.signature(threads=args.threads, **versions())

@@ -29,13 +29,14 @@ from benchmarks.common import (
     run,
     set_up,
     signature,
+    stamped,
     table,
     with_interval,
     write_csv,
     write_json,
 )  # fmt: skip
 from latticebpd import Drafter, Loaded, load
-from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME
+from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME, resolved
 
 GREEDY, TEXT, NGRAM, HEADS = "greedy", "text", "text and n-gram model", "text, n-gram model and heads"
 SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, HEADS)
@@ -137,7 +138,8 @@ def main() -> None:
     if not args.table:
         set_up(args.threads)
         asked, systems = questions(args.questions, args.most), args.systems.split(",")
-        write_csv(args.output, measure(args.model, asked, systems, args.new_tokens, args.temperature))
+        rows = measure(args.model, asked, systems, args.new_tokens, args.temperature)
+        write_csv(args.output, stamped(rows, Path(resolved(args.model))))
         about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "temperature", "threads")}
         write_json(args.output.with_suffix(".json"), signature(**about))
     tables(read_csv(args.output))

@@ -10,8 +10,8 @@ and searched.
 One block drafter (DFlash's kind) is trained further and further, each time to a learning rate of zero; a bigram
 (DSpark), a selector (DFlash 2) and a reranker (LiLiCorr) are each taught to the last, frozen, so that all draft from
 the same marginals.  The package's heads are compared with them.  Weights are tuned and calibrations fitted on held-out
-answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed, so that a
-walk makes the calls of a decode.
+answers, for every drafter its own; the answers to the questions, the model's own greedy text, are replayed: a
+walk makes the calls of a decode with the same arcs and rounding.
 
 Systems: the *walk* is the best arc after the one before, where lattices have transitions, else the best of every slot;
 of n nodes the *beam* (SGLang's, cut to n), the first n nodes of the p best *paths*, the best *tree*; calibrated, from
@@ -39,7 +39,7 @@ import fst
 from benchmarks import common
 from benchmarks.bench_rescoring import microseconds
 from benchmarks.common import columns, grouped, latticebpd, pooled, read_csv, slug, stage, table, write_csv
-from benchmarks.engine.run import chosen
+from benchmarks.question_sets import question_set
 from benchmarks.smollm2 import trees
 from benchmarks.smollm2.make import HERE, MODEL, own_text
 from fst.files import temporary_beside, write_text
@@ -59,7 +59,7 @@ from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import calibrated_scorer
 
-ROOT, QUESTIONS, COUNT = HERE.parents[1], "questions.jsonl", 130
+ROOT, QUESTIONS = HERE.parents[1], "questions.jsonl"
 TEXTS, WRITTEN, FITTED = 6000, 8182, 80
 """Training texts, drawn from the texts that were written first; held-out answers that weights are fitted to."""
 STEPS = (60, 240, 600)
@@ -106,9 +106,9 @@ GAINS = (
 
 # ---------------------------------------------------------------- drafters and their lattices
 def questions(work: Path, data: Path) -> None:
-    """Ten questions of each category of Spec-Bench, in the file's order."""
+    """The development set of Spec-Bench's questions, in the file's order."""
     path = data / "spec_bench/question.jsonl"
-    asked = {question.question_id for question in chosen(read_questions(path), COUNT)}
+    asked = {question.question_id for question in question_set("development", read_questions(path))}
     rows = [row for row in common.read_lines(path) if row["question_id"] in asked]
     write_text(work / QUESTIONS, "".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -314,7 +314,7 @@ def clock(work: Path, lm: Path) -> list[dict[str, Any]]:
         systems.setdefault(("greedy", ""), (loaded, NoDrafter))
         for system in TIMED_SYSTEMS:
             systems[name, system] = (loaded, partial(loaded.drafter, system))
-    rows, asked = list[dict[str, Any]](), chosen(read_questions(work / QUESTIONS), TIMED_COUNT)
+    rows, asked = list[dict[str, Any]](), question_set("development", read_questions(work / QUESTIONS), TIMED_COUNT)
     for number in (0, *range(len(asked))):  # the first question warms up
         texts = []
         for (name, system), (loaded, make) in systems.items():

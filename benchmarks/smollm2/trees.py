@@ -10,9 +10,9 @@
 
 Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts, and the
 constants of copies + tree, whose defaults are the best ones, are tuned on the same.  Replayed are its other half and
-all of ASKED.  The answers are the model's own greedy text, so a replay makes the calls of a decode.  Every text and
-system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a
-pair.
+all of ASKED.  The answers are the model's own greedy text, so a replay makes nearly the calls of a decode.  Every
+text and system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both
+systems of a pair.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import Interval, err, options, pooled, read_csv, table, write_csv
+from benchmarks.common import Interval, err, options, pooled, read_csv, stamped, table, write_csv
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, LatticeSet, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.lattice_drafter import OracleDrafter
@@ -281,7 +281,8 @@ def main() -> None:
             return
         systems = systems_of(args.fit, examples, args.lm)
         walked = [(args.fit, set(range(count)) - examples), *((path, None) for path in args.walk)]
-        write_csv(args.output, replayed("texts", ((path.name, answers(path, kept), systems) for path, kept in walked)))
+        rows = replayed("texts", ((path.name, answers(path, kept), systems) for path, kept in walked))
+        write_csv(args.output, stamped(rows, args.lm.parent))
     show(args.table or args.output)
 
 

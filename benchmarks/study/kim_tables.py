@@ -18,7 +18,17 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESAMPLES, Interval, columns, grouped, markdown, pooled, read_csv, with_interval
+from benchmarks.common import (
+    RESAMPLES,
+    Interval,
+    columns,
+    grouped,
+    markdown,
+    permutation_p,
+    pooled,
+    read_csv,
+    with_interval,
+)
 from benchmarks.decodes import draw_band
 from benchmarks.study.kim_tasks import TASKS
 from latticebpd.measuring.entropy import h_max, regress
@@ -101,9 +111,9 @@ def valued(value: Interval, digits: int = 2) -> str:
 
 
 def gained(value: Interval) -> str:
-    """A gain in %, with a star where its interval excludes 0."""
+    """A gain in %."""
     middle, low, high = value
-    return f"{middle:+.1f} ({low:+.1f} to {high:+.1f}){'*' if low > 0 or high < 0 else ''}"
+    return f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 # ---------------------------------------------------------------- tables
@@ -321,10 +331,12 @@ def entropies(counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(means, axis=1), np.stack(efficiencies, axis=1)
 
 
-def correlation(pairs: Iterable[tuple[Any, Any]]) -> str:
-    """Pearson's across tasks, and its interval, of draws of two quantities."""
-    first, *drawn = (regress(np.asarray(one), np.asarray(other)).r for one, other in pairs)
-    return with_interval(first, *np.nanquantile(drawn, [0.025, 0.975]))
+def correlation(pairs: Iterable[tuple[Any, Any]]) -> tuple[str, str]:
+    """Pearson's across tasks, and its interval, of draws of two quantities, texts resampled; and the `permutation_p` of
+    the texts themselves."""
+    every = [(np.asarray(one, np.float64), np.asarray(other, np.float64)) for one, other in pairs]
+    first, *drawn = (regress(one, other).r for one, other in every)
+    return with_interval(first, *np.nanquantile(drawn, [0.025, 0.975])), f"{permutation_p(*every[0]):.3f}"
 
 
 def table_entropy(counts: Counts) -> str:
@@ -358,14 +370,14 @@ def table_correlations(counts: Counts) -> str:
     rows = []
     for name, quantity in QUANTITIES.items():
         pairs = zip(([quantity(task) for task in each] for each in means), efficiencies, strict=True)
-        rows.append([f"{name}; block efficiency", correlation(pairs)])
+        rows.append([f"{name}; block efficiency", *correlation(pairs)])
     for title, system in (("1-best, 4-gram", "1-best:g4"), ("16-best, 4-gram", "16-best:g4")):
         names = ("tokens", "vanilla", system)
         sums = [[counts.column(each, task)[drawn].sum(axis=1) for each in names] for task, drawn in draws(counts)]
         tokens, vanilla, calls = np.array(sums).transpose(1, 2, 0)
         pairs = zip(tokens / vanilla, vanilla / calls, strict=True)
-        rows.append([f"block efficiency; gain of {title}", correlation(pairs)])
-    return markdown([f"across {len(counts.tasks)} tasks", "r"], rows)
+        rows.append([f"block efficiency; gain of {title}", *correlation(pairs)])
+    return markdown([f"across {len(counts.tasks)} tasks", "r", "p"], rows)
 
 
 # ---------------------------------------------------------------- figures

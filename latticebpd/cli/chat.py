@@ -16,6 +16,7 @@ import typer
 
 from latticebpd.cli import model_options
 from latticebpd.cli.accepted_blocks import streamer_for
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, quiet_transformers
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ COMMANDS = {
 }
 
 
+@with_json
 def chat(
     model: Path | None = typer.Option(
         None, help="Model with a chat template: directory, .gguf file, Hub id, or a name of `latticebpd models`."
@@ -53,7 +55,7 @@ def chat(
     grammar: Path | None = model_options.GRAMMAR,
     weights: str | None = model_options.WEIGHTS,
     show_blocks: bool = model_options.SHOW_BLOCKS,
-) -> None:
+) -> list[dict[str, Any]]:
     """Chat with a model; the cache is kept between turns.
 
     Answers appear as their tokens are accepted; each is followed by its tokens per call of the model and per second.
@@ -76,7 +78,7 @@ def chat(
         rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
         conversation = Chat(loaded, model_options.named_drafter(loaded, system, lm, None))
-    in_terminal = _in_terminal()
+    in_terminal, answers = _in_terminal(), list[dict[str, Any]]()
     if in_terminal:
         keys = "Ctrl-C ends an answer, Ctrl-D the chat; /help lists the commands"
         err.print(f"{loaded.name}, weights: {loaded.weights}. {keys}.")
@@ -92,7 +94,8 @@ def chat(
                 with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
                     options = {"streamer": streamer, "acceptance": rule, "max_new_tokens": max_new_tokens}
                     options["constraint"] = constraint
-                    _print_answer(conversation, partial(answer, **options), pressed)
+                    cost = _print_answer(conversation, partial(answer, **options), pressed)
+                answers.append({"answer": conversation.turns[-1], **cost})
         except (ValueError, OSError) as error:
             if not in_terminal:
                 raise
@@ -101,6 +104,7 @@ def chat(
             if not in_terminal:
                 raise
             err.print("interrupted; the turn is dropped", style="dim")
+    return answers
 
 
 def _in_terminal() -> bool:
@@ -150,8 +154,8 @@ def _run_command(conversation: Chat, command: str, argument: str) -> bool:
     return command == "/quit"
 
 
-def _print_answer(conversation: Chat, answer: Callable[..., Generated], pressed: threading.Event) -> None:
-    """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
+def _print_answer(conversation: Chat, answer: Callable[..., Generated], pressed: threading.Event) -> dict[str, int]:
+    """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost, which is returned too."""
     from latticebpd.decoding.decode_rows import accepts_numpy
 
     begun = time.perf_counter()
@@ -162,6 +166,7 @@ def _print_answer(conversation: Chat, answer: Callable[..., Generated], pressed:
     read = f"{out.prompt_length - conversation.cache.shared} of {out.prompt_length} tokens of the conversation read"
     cost = f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}"
     err.print(f"{cost}{'; interrupted' * pressed.is_set()}", style="dim")
+    return {"tokens": out.num_tokens, "calls": out.num_calls}
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
     lines = (
         [
             row["system"], f"{row['block_efficiency']:.3f}", number(row["block_efficiency_with_prefill"], ".3f"),
-            f"{number(row['gain_low'], '+.2f')} to {number(row['gain_high'], '+.2f')}",
+            "–" if row["gain_low"] is None else f"{row['gain_low']:+.2f} to {row['gain_high']:+.2f}",
             number(row["headroom_recovered"], ".0%"), f"{row['verified_tokens']:.1f}", f"{row['steps']}",
         ]
         for row in rows

@@ -45,6 +45,7 @@ FIRST = {
     "train rescorer": "tokenizer output validation preset steps batch_size",
     "train translation": "source target output validation shape steps",
     "train blockwise": "tokenizer output validation steps batch_size",
+    "train all": "model output prompts max_new_tokens steps",
     "train hidden": "model whole layers weights",
     "train heads": "model output validation num_heads shortlist steps batch_size",
 }

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json as json_module
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import read_texts, readable, require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.cli.model_options import BIGRAM, CHAT, DRAFTER_MODEL, IGNORE_BEAMS, PART, SYSTEM_PROMPT, WEIGHTS
-from latticebpd.console import err, next_command, progress, quiet_transformers, writable
+from latticebpd.console import err, next_command, print_json, progress, quiet_transformers, writable
+
+if TYPE_CHECKING:
+    from latticebpd.scoring.scorer import Scorer
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
 
 
+@with_json
 def lattices(
     output: Path = typer.Option(..., "--output", "-o", callback=writable, help="File (.npz) or directory of lattices."),
     prompts: Path | None = typer.Option(
@@ -43,7 +50,7 @@ def lattices(
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = CHAT,
     system_prompt: str | None = SYSTEM_PROMPT,
-) -> None:
+) -> dict[str, Any]:
     """Decode prompts greedily and write the lattices of heads, or of a block drafter, at every position.
 
     Into a directory they are written in shards: the same command resumes a stopped run. Every command that reads
@@ -98,6 +105,8 @@ def lattices(
         next_command("calibrate {} --lm {} --write", output, loaded.lm)
     else:
         next_command("compare {}", output)
+    counts = {"lattices": len(lattice_set)} if single else {"texts": len(data)}
+    return {"output": str(output), **counts, "slots": slots, "k": k}
 
 
 def rescore(
@@ -105,16 +114,27 @@ def rescore(
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, or a neural rescorer's directory."),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of --lm; by default the stored one, else 1."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON array of these objects."),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.
 
     Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
     """
+    from latticebpd.scoring.rescoring import as_scorer
+
+    records = _rescored(files, as_scorer(lm, alpha, f"{p}-best"), p)
+    if json:
+        print_json([*records])
+        return
+    for record in records:
+        print(json_module.dumps(record))
+
+
+def _rescored(files: Iterable[Path], scorer: Scorer, p: int) -> Iterator[dict[str, Any]]:
     from latticebpd.lattices.shards import shard_files
     from latticebpd.measuring import blocks
-    from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
+    from latticebpd.scoring.rescoring import check_vocabulary
 
-    scorer = as_scorer(lm, alpha, f"{p}-best")
     for file in [file for path in files for file in shard_files(path)]:
         index = 0
         for block in blocks([file]):
@@ -123,5 +143,5 @@ def rescore(
                 rows = range(begin, min(begin + TOGETHER, len(block)))
                 for drafts in scorer.paths([block[row] for row in rows], [block.context_of(row) for row in rows], p):
                     record = {"tokens": drafts.tokens.tolist(), "scores": drafts.scores.tolist()}
-                    print(json_module.dumps({"file": str(file), "lattice": index, **record}))
+                    yield {"file": str(file), "lattice": index, **record}
                     index += 1

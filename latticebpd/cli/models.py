@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.text import Text
 
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, out, print_json, quiet_transformers
 
 app = typer.Typer(help="Download pretrained models.", no_args_is_help=True)
@@ -49,10 +51,11 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
 
 
 @app.command()
+@with_json
 def get(
     name: str = typer.Argument(..., help="A name that `latticebpd models list` shows."),
     file: Path | None = typer.Option(None, help="What would be downloaded, if it is already here."),
-) -> None:
+) -> dict[str, Any]:
     """Download a pretrained model, check it, and make it ready for `--model NAME`.
 
     The same command resumes an interrupted download or conversion. The model is kept in the user's cache folder, or
@@ -63,11 +66,12 @@ def get(
     quiet_transformers()
     from latticebpd.models.catalogue import get_model
 
-    out.print(str(get_model(name, file, lambda stage: err.print(stage, style="dim"))), soft_wrap=True)
+    return _ready(get_model(name, file, lambda stage: err.print(stage, style="dim")))
 
 
 @app.command()
-def add(file: Path = typer.Argument(..., help="A GGUF file of one of the listed models.")) -> None:
+@with_json
+def add(file: Path = typer.Argument(..., help="A GGUF file of one of the listed models.")) -> dict[str, Any]:
     """Make a GGUF file that is here already ready for `--model NAME`, with the n-gram model that belongs to it.
 
     Which model it is shows its hash. The file stays where it is.
@@ -76,4 +80,9 @@ def add(file: Path = typer.Argument(..., help="A GGUF file of one of the listed 
     """
     from latticebpd.models.catalogue import add_model
 
-    out.print(str(add_model(file, lambda stage: err.print(stage, style="dim"))), soft_wrap=True)
+    return _ready(add_model(file, lambda stage: err.print(stage, style="dim")))
+
+
+def _ready(folder: Path) -> dict[str, Any]:
+    out.print(str(folder), soft_wrap=True)
+    return {"name": folder.name, "folder": str(folder)}

@@ -9,6 +9,7 @@ import typer
 
 from latticebpd.checks import extra_module
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
+from latticebpd.cli.json_option import with_json
 from latticebpd.cli.lm_option import named_models, named_paths
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.oracle import BY
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from latticebpd.report import Measurements
 
 
+@with_json
 def report(
     lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories; NAME=PATH names one."),
     output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory of report.html."),
@@ -39,7 +41,7 @@ def report(
     by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
-) -> None:
+) -> dict[str, Any]:
     """Write a report: block efficiency, headroom, trade-offs, repetition and entropies, with plots.
 
     One HTML file that needs no network, in light and dark; every table also as CSV, every plot as PNG. The same input
@@ -73,6 +75,7 @@ def report(
         bar.add_task("drawing", total=None)
         files = make_report(measurements, title, _word(words), *of_model).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures")
+    return {"report": str(files[0]), "files": [str(file) for file in files[1:]]}
 
 
 def _word(tokenizer: Path | None) -> Callable[[int], str]:

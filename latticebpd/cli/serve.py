@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 from latticebpd.cli import model_options
-from latticebpd.console import err, quiet_transformers
+from latticebpd.console import err, print_json, quiet_transformers
 
 SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
 """Tokens of the passes that are measured."""
@@ -41,6 +42,7 @@ def serve(
     ignore_beams: bool = model_options.IGNORE_BEAMS,
     weights: str | None = model_options.WEIGHTS,
     costs: Path | None = typer.Option(None, help="File of `latticebpd profile`; by default costs are measured first."),
+    json: bool = typer.Option(False, "--json", help="Print where it listens, as one JSON object, when it does."),
 ) -> None:
     """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.
 
@@ -84,6 +86,9 @@ def serve(
             err.print("anyone who reaches this address may use the model; --api-key asks for a key", style="yellow")
         at = f"[{host}]" if ":" in host else host
         url = f"http://{at}:{listening.getsockname()[1]}/v1"
+        if json:
+            print_json({"model": service.name, "url": url, "system": system, "weights": loaded.weights})
+            sys.stdout.flush()
         err.print(f"{service.name} at {url}, {system}, weights: {loaded.weights}", style="dim")
         with suppress(KeyboardInterrupt):  # Ctrl-C, which uvicorn raises again when all is closed
             server.run(sockets=[listening])

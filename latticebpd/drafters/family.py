@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 
 from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.lattices.sausage import SausageLattice
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class LatticeProposer(LatticeSource, Protocol):
     has_transitions: whether its lattices have transitions.
     shortlist: ``[n]`` int64, ascending: the tokens that the drafter knows; None: all of its vocabulary.
     uses_target_calibration: whether a language model that lies next to the target is calibrated for these lattices.
+    files: of the drafter, where it was loaded by its path; None: not known.
     """
 
     k: int
@@ -86,6 +88,7 @@ class LatticeProposer(LatticeSource, Protocol):
     has_transitions: bool
     shortlist: np.ndarray | None
     uses_target_calibration: bool
+    files: DrafterFiles | None
 
     @property
     def num_slots(self) -> int: ...
@@ -119,6 +122,8 @@ class LatticeProposer(LatticeSource, Protocol):
 class Family(Protocol):
     """A module of ``latticebpd.drafters``."""
 
+    __name__: str
+
     @property
     def DRAFTS_ONLY(self) -> str | None:  # noqa: N802  # a module's constant
         """What such a directory holds, in words, if it cannot decode by itself; else None."""
@@ -131,3 +136,12 @@ class Family(Protocol):
 
     def load(self, path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
         """The drafter of a path, next to its target; ValueError where it cannot be read, or does not fit."""
+
+
+Source = TypeVar("Source", bound=LatticeProposer)
+
+
+def of_files(files: DrafterFiles | None, source: Source) -> Source:
+    """A source of the drafter that these files are of."""
+    source.files = files
+    return source

@@ -7,7 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.drafters.family import Family, LatticeProposer, LoadOptions, Target
+from latticebpd.models.catalogue import resolved
 
 BESIDE_TARGET = ("heads.head_family",)
 """Families whose drafters lie in their target's own folder. Their modules import no PyTorch."""
@@ -36,7 +38,10 @@ def load_source(path: Path, loaded: Target, options: LoadOptions) -> LatticeProp
     if family is None:
         wanted = "a drafter (block drafter, mask-filling model or small causal LM)"
         raise ValueError(f"{path}: expected {wanted}, found none")
-    return family.load(path, loaded, options)
+    source = family.load(path, loaded, options)
+    folder, beside = Path(resolved(path)), family_beside(path) is family
+    source.files = DrafterFiles.of(family.__name__.split(".")[-2], folder, beside)
+    return source
 
 
 def check_decodes(path: Path) -> None:

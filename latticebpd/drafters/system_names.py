@@ -35,6 +35,8 @@ from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer, text_scorer
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
@@ -145,8 +147,9 @@ def drafter_named(
 ) -> Drafter:
     """The drafter of that name.
 
-    source: of the lattices; None: only ``greedy`` and copies are possible, and with `EmptyLattices` calibrated trees of
-        the n-gram model and the text. lm, alpha: as for :func:`strategy_named`.
+    source: of the lattices; a calibration must have been fitted to its drafter's. None: only ``greedy`` and copies are
+        possible, and with `EmptyLattices` calibrated trees of the n-gram model and the text. lm, alpha: as for
+        :func:`strategy_named`.
     costs: as for `CostAwareDrafter`: trees are cut to the nodes that promise the most tokens a second.
     Raises ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no
     source, or costs for trees that do not tell probabilities.
@@ -168,9 +171,22 @@ def drafter_named(
         wanted = "greedy or N-copies without a source of lattices"
         raise ValueError(f"expected {wanted}, got {name!r}; pass one, such as EmptyLattices()")
     strategy = strategy_named(lattices, lm, alpha, isinstance(source, EmptyLattices))
+    if isinstance(strategy, BestTree) and isinstance(strategy.scorer, CalibratedScorer):
+        _check_calibration(strategy.scorer.calibration, source)
     drafter = LatticeDrafter(source, strategy, prompt_context)
     if lattices == name:
         return drafter
     expect(system.kind in (TREE, CALIBRATED), "copies+N-tree, since only trees tell how sure they are", repr(name))
     copying = PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
     return MixtureDrafter(copying, drafter, num_nodes=system.size)
+
+
+def _check_calibration(calibration: Calibration, source: LatticeSource) -> None:
+    """ValueError where it was fitted to another drafter's lattices, as far as the source tells whose its own are."""
+    known, files, shaped = calibration.drafter, getattr(source, "files", None), getattr(source, "with_shape", None)
+    if calibration.without_lattices or shaped is None:
+        return
+    if known is None or files is None:
+        calibration.check_drafter(None, shaped(getattr(source, "k", 1)).num_slots)
+    elif known != files.family:  # a hash takes time
+        calibration.check_drafter(files.name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
@@ -23,6 +24,7 @@ class NetworkSource:
 
     uses_target_calibration = False
     shortlist: np.ndarray | None = None
+    files: DrafterFiles | None = None
 
     def __init__(self, hash_weights: Callable[[], str], target: AnyModel | None) -> None:
         self._hash_weights, self._target = hash_weights, None if target is None else target_model(target)

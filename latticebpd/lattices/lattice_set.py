@@ -32,12 +32,13 @@ class LatticeSet(ArrayValues):
         position.
     entropy: ``[n, slots + 1]`` nats, of each head's full distribution; head 1 is the target model's own.
     origin: a description of the model and the text that the lattices are from.
+    drafter: the drafter's family and a hash of its files.
     transitions: ``[n, slots - 1, k, k]`` float16 or float32, as of ``SausageLattice``; None: the lattices have none.
     """
 
     ARRAYS: ClassVar = ("tokens", "log_probs", "continuation", "context")
     OPTIONAL: ClassVar = ("sequence", "entropy", "transitions")
-    WORDS: ClassVar = {"fingerprint": str, "origin": str, "vocab_size": int}
+    WORDS: ClassVar = {"fingerprint": str, "origin": str, "vocab_size": int, "drafter": str}
 
     tokens: np.ndarray
     log_probs: np.ndarray
@@ -49,6 +50,7 @@ class LatticeSet(ArrayValues):
     origin: str | None = None
     vocab_size: int | None = None
     transitions: np.ndarray | None = None
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: getattr(self, name).shape for name in self.ARRAYS}
@@ -148,7 +150,7 @@ class LatticeSet(ArrayValues):
 
 
 def read_words(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Fingerprint, origin and vocabulary size of an opened lattice file, those that it has."""
+    """Fingerprint, origin, vocabulary size and drafter of an opened lattice file, those that it has."""
     words = read_arrays(archive, (), tuple(LatticeSet.WORDS))
     return {name: LatticeSet.WORDS[name](word) for name, word in words.items()}
 

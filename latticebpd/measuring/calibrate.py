@@ -123,9 +123,10 @@ def calibrate(
     half_of = {example: number % 2 for number, example in enumerate(rng.permutation(drawn).tolist())}
     texts = text_numbers(paths)[1]
     share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
-    indexes = TextIndexes()
+    indexes, drafters = TextIndexes(), set[str | None]()
     for lattices, row, example in chosen(paths, unit, drawn):
         slots, width = lattices.tokens.shape[1:]
+        drafters.add(lattices.drafter)
         check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
         if rng.random() < share:
             for slot, observed in enumerate(_observations(lattices, row, lm, indexes)):
@@ -143,7 +144,8 @@ def calibrate(
         costs.append(fitted.nats)
         sums += fitted.bins
     fingerprint = lattices_fingerprint(paths)
-    calibration = Calibration(tuple(weights), unit, drawn, seed, fingerprint, width, tuple(costs), further)
+    record = (tuple(weights), unit, drawn, seed, fingerprint, width, tuple(costs), further)
+    calibration = Calibration(*record, drafter=drafters.pop() if len(drafters) == 1 else None)
     return calibration, _reliability(sums)
 
 

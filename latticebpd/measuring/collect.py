@@ -6,8 +6,9 @@ A text is the target's own greedy continuation of a prompt, or a given one (*tea
 If the length limit cuts a text, a few more tokens are written, so that the last lattices have continuations too; after
 the end of a text, continuations are -1. A replay through a text's lattices makes the calls of a decode of
 ``max_new_tokens``: exactly for vanilla drafts and the oracle; a rescored decode may differ by one call, because it cuts
-its last lattices at the length limit. On the engine its other calls are the same bit for bit; on PyTorch, whose passes
-round differently in a batch, up to near ties.
+its last lattices at the length limit, and calibrated trees also draft copies after a lattice's last slot, which a
+replay does not count. With the same arcs its other calls are the same bit for bit on the engine; on PyTorch, whose
+passes round differently in a batch, up to near ties.
 
 An encoder–decoder's prompt is its source. Its texts are recorded as source, then target; the contexts of its lattices
 are the decoder's: start token and target.
@@ -106,7 +107,8 @@ def collect(
         on_text()
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
     made_of = GIVEN_TEXT if options.teacher_force else OWN_TEXT
-    lattices = replace(LatticeSet.joined(parts), origin=f"{drafts.weights_fingerprint}, {made_of}")
+    drafter = None if drafts.files is None else drafts.files.name
+    lattices = replace(LatticeSet.joined(parts), origin=f"{drafts.weights_fingerprint}, {made_of}", drafter=drafter)
     if not options.prompt_context:
         (lattices,) = without_prompts([lattices])
     return lattices, Texts.of_rows(rows, prompt_lengths)

@@ -131,11 +131,13 @@ class Comparison(MergeableCounts):
         return ratio(100 * self.repetition_changes[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
-        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla."""
+        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla; NaN where
+        a single unit was resampled, a text or the few lattices of a file that does not tell its texts: of one no
+        sample differs from another."""
         drawn = self.resampled[(self.resampled[:, :, 1] > 0).all(axis=1)]
-        if not len(drawn):
-            return np.full((len(self.systems), 2), np.nan)
         efficiency = drawn[:, :, 0] / drawn[:, :, 1]
+        if (efficiency == efficiency[:1]).all():
+            return np.full((len(self.systems), 2), np.nan)
         return np.quantile(efficiency - efficiency[:, :1], [(1 - level) / 2, (1 + level) / 2], axis=0).T
 
 

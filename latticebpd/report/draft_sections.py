@@ -80,13 +80,17 @@ def block_efficiency(measurements: Measurements) -> Section:
     return Section("block-efficiency", "Block efficiency", lead, items)
 
 
+def _range(low: float, high: float) -> str | None:
+    return None if low != low else f"{low:+.2f} … {high:+.2f}"
+
+
 def _systems(measured: Measured, model: str | None) -> Table:
     comparison = measured.comparison
     interval, rows = comparison.gain_interval(), []
     for i, name in enumerate(comparison.systems):
         rows.append((
             system_label(name, model), float(comparison.block_efficiency[i]),
-            None if i == 0 else f"{interval[i, 0]:+.2f} … {interval[i, 1]:+.2f}", 100 * measured.recovered[name],
+            _range(*interval[i]) if i else None, 100 * measured.recovered[name],
             float(comparison.verified_tokens[i]), *comparison.outcome_share[i].tolist(),
             *comparison.lost_share[i, [MISRANKED, CUT, NOT_IN_LATTICE]].tolist(),
         ))  # fmt: skip

@@ -115,8 +115,9 @@ class CalibratedScorer:
         """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 after the last.
 
         One by one, since each lattice's text is one token longer than that before it. Trees end with the lattice: the
-        file does not say how the text continues.
+        file does not say how the text continues. ValueError for lattices of another drafter than the calibration's.
         """
+        self.calibration.check_drafter(lattices.drafter)
         tokens, parents = np.full((2, len(lattices), num_nodes), -1, np.int32)
         for row in range(len(lattices)):
             at = slice(row, row + 1)

@@ -53,6 +53,7 @@ class Calibration:
     slots: how many of a lattice's first slots trees need; None: all.  trees: the same by size, on the fitting texts.
     features: ``fst.FEATURES``, which tells the files of other versions.
     proposals: tokens that the n-gram model proposes where a lattice has no slot.
+    drafter: whose lattices they are, as ``LatticeSet.drafter``, or the family alone; None: not known.
     """
 
     weights: tuple[tuple[float, ...], ...]
@@ -67,6 +68,7 @@ class Calibration:
     features: tuple[str, ...] = FEATURES
     trees: tuple[TreeSize, ...] = ()
     proposals: int = 0
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         expect(self.features == FEATURES, "the features of this version", f"{self.features!r:.60}")
@@ -86,6 +88,18 @@ class Calibration:
     def without_lattices(self) -> bool:
         """Whether it is for models without heads."""
         return self.k == 0
+
+    def check_drafter(self, drafter: str | None, slots: int | None = None) -> None:
+        """ValueError where these are the weights of another drafter, as far as one can know.
+
+        drafter: the one at hand, as ``LatticeSet.drafter``.  slots: of its lattices.
+        """
+        own, remedy = self.drafter, "calibrate a copy of the n-gram model for it, or draft N-tree"
+        if own is not None and drafter is not None:
+            expect(f"{drafter} ".startswith(f"{own} "), f"a calibration of this drafter, {drafter}", own, remedy)
+        elif slots is not None:
+            fitted = len(self.weights) - self.further
+            expect(fitted <= slots, f"a calibration of this drafter, of {slots} slots", f"one of {fitted}", remedy)
 
     @cached_property
     def table(self) -> np.ndarray:

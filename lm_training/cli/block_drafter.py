@@ -10,11 +10,13 @@ import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, OUTPUT, VALIDATION, base_type, require_texts, with_options
 from lm_training.training.training_options import BlockDrafterTraining
 
 
+@with_json
 @with_options
 def block_drafter(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or texts (.npz)."),
@@ -46,7 +48,7 @@ def block_drafter(
     *,
     options: BlockDrafterTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Train a drafter that fills a block of tokens in one pass over its target's hidden states (DFlash, JetSpec,
     DSpark, DFlash 2, LiLiCorr).
 
@@ -71,7 +73,7 @@ def block_drafter(
     from latticebpd.loading import load
     from latticebpd.models.load_target import load_stock, load_tokenizer
     from latticebpd.models.transformers.transformers_model import TransformersModel
-    from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
+    from lm_training.cli.training_run import mask_token_id, report_shortlist, run_record, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
     from lm_training.families.block import train_block_drafter, with_head
@@ -130,5 +132,7 @@ def block_drafter(
             err.print("no stored hidden states for all texts: the target reads them anew for each update")
         warm_start = warm_start and head_on is None
         train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start, model)
-    if not process.rank:
-        next_command("generate TEXT --model {} --drafter-model {}", model, output)
+    if process.rank:
+        return None
+    next_command("generate TEXT --model {} --drafter-model {}", model, output)
+    return run_record(output)

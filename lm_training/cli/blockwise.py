@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import next_command
 from lm_training.cli.options import DEVICE, NUM_HEADS, OUTPUT, with_options
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.training_options import BlockwiseTraining
 
 
+@with_json
 @with_options
 def blockwise(
     corpus: list[Path] = typer.Argument(..., help="Token ids (.npy), as written by `latticebpd train encode`."),
@@ -25,7 +28,7 @@ def blockwise(
     *,
     options: BlockwiseTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Train a small transformer and its block heads from scratch.
 
     Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o
@@ -36,7 +39,7 @@ def blockwise(
     require_inputs([*corpus, validation])
     bpe, end = text_tokenizer(tokenizer)
     from fst.fingerprint import vocabulary_fingerprint
-    from lm_training.cli.training_run import training_run
+    from lm_training.cli.training_run import run_record, training_run
     from lm_training.data.corpus import load_tokens
     from lm_training.families.heads import train_blockwise
 
@@ -52,5 +55,7 @@ def blockwise(
     fingerprint = vocabulary_fingerprint(bpe.get_vocab())
     with training_run(output, options, device, [tokenizer]) as process:
         train_blockwise(tokens, held_out, output, shape, options, end, fingerprint, process)
-    if not process.rank:
-        next_command("generate TEXT --model {}", output)
+    if process.rank:
+        return None
+    next_command("generate TEXT --model {}", output)
+    return run_record(output)

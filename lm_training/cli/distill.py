@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from latticebpd.cli.input_data import readable, require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, next_command, quiet_transformers, writable_folder
 from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type
@@ -21,6 +22,7 @@ def heads_command(learnt: Path | str, held_out: Path, model: str) -> None:
     next_command("train heads {} --validation {} --model {} -o heads", learnt, held_out, model)
 
 
+@with_json
 def distill(
     data: list[Path] = typer.Argument(
         ..., callback=readable, help="Prompts (.npz, directory), or text to cut them from (also .npy)."
@@ -45,7 +47,7 @@ def distill(
     base_dtype: str = BASE_DTYPE,
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any]:
     """Let a model continue prompts, or translate sources; its text is what its heads should learn to predict.
 
     Sequence-level distillation (Stern 2018). Each sequence is stored with the length of its prompt, so that training
@@ -97,7 +99,7 @@ def distill(
         write(target, sequences, output, options, mine, report, states, PromptNgramDrafter() if copies else None)
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
-        return
+        return {"output": str(output), "part": mine[0], "parts": mine[1]}
     text = load_distilled(output)
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")
     if output.name.endswith(HELD_OUT):
@@ -107,3 +109,4 @@ def distill(
         heads_command(output, held_out, model)
     else:
         next_command("distill HELD-OUT --model {} -o {} --prompts 256", model, held_out)
+    return {"output": str(output), "sequences": len(text), "tokens": text.num_labels}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import readable
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, next_command, progress, writable
 from lm_training.cli.options import END_OF_TEXT
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lm_training.data.templates import Template
 
 
+@with_json
 def encode(
     inputs: list[Path] = typer.Argument(
         ..., callback=readable, help="Text, JSONL (also .gz, .xz, .zst), Parquet, or saved `datasets`."
@@ -37,7 +39,7 @@ def encode(
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; they do not change the result."),
     strict: bool = typer.Option(False, "--strict", help="Stop at the first bad record; else bad ones are reported."),
-) -> None:
+) -> dict[str, Any]:
     """Turn documents into token ids, or records into prompts and answers.
 
     A corpus is a sequence of documents, each ending with the end-of-text token; training cuts it into windows. Of
@@ -88,6 +90,8 @@ def encode(
         next_command("distill {} --model {} -o written", output, model)
     else:
         next_command("train heads {} --validation HELD-OUT --model {} -o heads", output, model)
+    kind = "sequences" if encoding.template else "documents"
+    return {"output": str(output), kind: done.sequences, "tokens": done.tokens, "too_long": done.too_long}
 
 
 def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool) -> Template | None:

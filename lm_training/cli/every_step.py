@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.cli.input_data import readable, require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, next_command, writable_folder
 from lm_training.cli.options import DEVICE
@@ -17,6 +19,7 @@ MOST_HELD_OUT, HELD_OUT_SHARE = 256, 32
 """At most so many prompts, and one of so many, are held out."""
 
 
+@with_json
 def every_step(
     data: list[Path] = typer.Argument(
         ..., callback=readable, help="Text (.txt, JSONL) to cut prompts from, or prompts (.npz) of `train encode`."
@@ -31,7 +34,7 @@ def every_step(
     shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any]:
     """Make heads, n-gram model and calibration for a model: a directory that `--model` takes everywhere.
 
     The model continues prompts, some of which are held out; heads, transitions and the n-gram model learn from what it
@@ -69,6 +72,7 @@ def every_step(
         err.print(f"step {number} of {len(commands)}: latticebpd {' '.join(words)}", style="bold", soft_wrap=True)
         app(words, standalone_mode=False)
     next_command("generate TEXT --model {}", output)
+    return {"output": str(output), "lm": str(lm), "work": str(work)}
 
 
 def _split(data: list[Path], model: str, count: int, asked: Path, held_out: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, load_tokenizer, next_command, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DATA, DEVICE, NUM_HEADS, OUTPUT, VALIDATION, base_type, with_options
 from lm_training.training.training_options import HeadTraining
@@ -36,6 +38,7 @@ def _complete(model: str, output: Path, fine_tuned: bool) -> None:
         copy(file, output / GGUF_NAME)
 
 
+@with_json
 @with_options
 def heads(
     data: list[Path] = DATA,
@@ -60,7 +63,7 @@ def heads(
     *,
     options: HeadTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Attach block heads to a causal language model and train them.
 
     Best on text that the model wrote itself (`latticebpd distill`), which decides acceptance. If hidden states of all
@@ -81,7 +84,7 @@ def heads(
     from latticebpd.models.catalogue import resolved
     from latticebpd.models.load_target import load_stock
     from latticebpd.models.transformers.transformers_model import TransformersModel
-    from lm_training.cli.training_run import is_new_run, report_shortlist, training_run
+    from lm_training.cli.training_run import is_new_run, report_shortlist, run_record, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
     from lm_training.families.heads import train_heads
@@ -121,10 +124,11 @@ def heads(
             err.print("hidden states are read from their files; the base model is not run for them")
         train_heads(blockwise, learnt, held_out, output, options, process, model)
     if process.rank:
-        return
+        return None
     if transitions is None and blockwise.heads.kind != "medusa" and blockwise.heads.transitions is None:
         tied = "--warm-start --freeze-heads --transitions 256"
         learnt_from = ("train heads {} --validation {} --model {} -o {} " + tied, data[0], validation, output)
         next_command(*learnt_from, output.with_name("with-heads"))
     else:
         next_command("lm train {} --tokenizer {} -o {}", data[0], output, output / "lm.fst")
+    return run_record(output)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import BASE_DTYPE, DEVICE, LAYERS, PART, WRITER, base_type, require_texts
 
 
+@with_json
 def hidden(
     data: list[Path] = typer.Argument(..., help="Directories made by `distill` or `train encode`, or texts (.npz)."),
     model: str = WRITER,
@@ -23,7 +26,7 @@ def hidden(
     base_dtype: str = BASE_DTYPE,
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any]:
     """Store a model's hidden states for texts, so that training drafters does not run the model.
 
     One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written
@@ -48,6 +51,7 @@ def hidden(
     require_texts(data)
     texts = [load_texts(path, 0) for path in data]
     target = load_target(model, weights, device=device_of(device), dtype=dtype)
+    made = []
     for path, each in zip(data, texts, strict=True):
         ModelTexts.of(target, each, str(path))
         directory = states_directory(path)
@@ -55,8 +59,10 @@ def hidden(
             add_states(target, each, directory, options, mine, report)
         tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
+        made.append({"output": str(directory.path), "tokens": tokens, "part": mine[0], "parts": mine[1]})
     files = data[0], data[1] if len(data) > 1 else "HELD-OUT", model
     if whole:
         next_command("train block-drafter {} --validation {} --model {} -o block", *files)
     else:
         next_command("train heads {} --validation {} --model {} -o heads", *files)
+    return {"states": made}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from fst.processors import available_processors
 from latticebpd import console
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import readable
+from latticebpd.cli.json_option import with_json
 from lm_training.cli.options import END_OF_TEXT
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ def _is_arpa(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(".arpa")
 
 
-def _summary(output: Path, counts: list[int]) -> str:
-    return f"{output}: {' + '.join(f'{count:,}' for count in counts)} n-grams of orders 1 to {len(counts)}"
+def _made(output: Path, counts: Iterable[int], about: str = "") -> dict[str, Any]:
+    """Say which model was written, and return it as a record."""
+    ngrams = [int(count) for count in counts]
+    shown = " + ".join(f"{count:,}" for count in ngrams)
+    console.err.print(f"{output}: {shown} n-grams of orders 1 to {len(ngrams)}{about}")
+    return {"output": str(output), "ngrams": ngrams}
 
 
 def _print_record(record: dict[str, Any], json: bool, width: int) -> None:
@@ -124,6 +129,7 @@ def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @app.command()
+@with_json
 def train(
     inputs: list[Path] = INPUTS,
     output: Path = OUTPUT,
@@ -148,7 +154,7 @@ def train(
     work_dir: Path | None = typer.Option(
         None, callback=console.writable_folder, help="For intermediate files; OUTPUT.work by default; resumes there."
     ),
-) -> None:
+) -> dict[str, Any]:
     """Estimate a backoff model.
 
     Of prompts and texts (`latticebpd distill`) the texts are learnt, each after the end of its prompt.
@@ -179,7 +185,7 @@ def train(
     work = work_dir or output.with_name(f"{output.name}.work")
     with _reporting() as report, _log_lines():
         num_ngrams = build(Inputs(inputs, field, order - 1), encoder, recipe, counting, output, work, report)
-    console.err.print(_summary(output, num_ngrams))
+    made = _made(output, num_ngrams)
     if output.name == "lm.fst" and family_beside(output.parent) is not None:
         held_out = inputs[0].with_name(f"{inputs[0].name}-held-out")
         prompts = held_out if held_out.exists() else "HELD-OUT"
@@ -187,9 +193,11 @@ def train(
         console.next_command("lattices --prompts {} --model {} " + sizes, prompts, output.parent)
     elif recipe.fingerprint is not None:
         console.next_command("generate TEXT --model MODEL --lm {}", output)
+    return made
 
 
 @app.command()
+@with_json
 def interpolate(
     first: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
@@ -200,7 +208,7 @@ def interpolate(
     ),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
-) -> None:
+) -> dict[str, Any]:
     """Mix two models linearly, such as an in-domain and a general one.
 
     Example: [bold]latticebpd lm interpolate domain.fst general.fst --held-out domain-dev.npy -o mixed.fst[/bold]
@@ -228,10 +236,11 @@ def interpolate(
             model.to_arpa(output)
         else:
             model.save(output)
-    console.err.print(f"{_summary(output, model.num_ngrams)}; weight of {first}: {weight:.4f}")
+    return {**_made(output, model.num_ngrams, f"; weight of {first}: {weight:.4f}"), "weight": float(weight)}
 
 
 @app.command()
+@with_json
 def kenlm(
     inputs: list[Path] = INPUTS,
     output: Path = OUTPUT,
@@ -243,7 +252,7 @@ def kenlm(
     end_of_text: str | None = END_OF_TEXT,
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
-) -> None:
+) -> dict[str, Any]:
     """Estimate a modified Kneser-Ney model with KenLM's lmplz, and convert it into an automaton.
 
     Example: [bold]latticebpd lm kenlm corpus.npy --order 4 -o lm.fst[/bold]
@@ -285,7 +294,7 @@ def kenlm(
             arpa.replace(output)
         else:
             fst.NgramModel.load(model).to_arpa(output)
-    console.err.print(_summary(output, counts))
+    return _made(output, counts)
 
 
 def _tokens_to_score(source: Inputs, symbols: list[str] | None, tokenizer: str | None) -> np.ndarray:
@@ -312,11 +321,12 @@ def _tokens_to_score(source: Inputs, symbols: list[str] | None, tokenizer: str |
 
 
 @app.command()
+@with_json
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
     output: Path = typer.Argument(..., callback=console.writable_file, help="OpenFst file to write."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored."),
-) -> None:
+) -> dict[str, Any]:
     """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little
     memory.
 
@@ -333,14 +343,15 @@ def arpa2fst(
             bar.update(task, completed=done, total=total, description=what)
 
         counts = fst.arpa_to_fst(arpa, output, progress=show, **stored)
-    console.err.print(_summary(output, counts))
+    return _made(output, counts)
 
 
 @app.command()
+@with_json
 def fst2arpa(
     model: Path = typer.Argument(..., help="OpenFst file."),
     output: Path = typer.Argument(..., callback=console.writable_file, help="ARPA file to write; .gz compresses."),
-) -> None:
+) -> dict[str, Any]:
     """Convert an automaton into an ARPA file that KenLM opens: with ``<s>``, ``</s>`` and ``<unk>``.
 
     Example: [bold]latticebpd lm fst2arpa lm.fst lm.arpa.gz[/bold]
@@ -348,7 +359,9 @@ def fst2arpa(
     import fst
 
     with console.err.status(f"writing {output}"):
-        fst.NgramModel.load(model).to_arpa(output, markers=True)
+        lm = fst.NgramModel.load(model)
+        lm.to_arpa(output, markers=True)
+    return _made(output, lm.num_ngrams)
 
 
 @app.command()

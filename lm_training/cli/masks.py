@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import err, next_command, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, require_texts, with_options
 from lm_training.training.training_options import MaskFillerTraining
 
 
+@with_json
 @with_options
 def masks(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or sentence pairs (.npz)."),
@@ -29,7 +32,7 @@ def masks(
     *,
     options: MaskFillerTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Train a drafter that fills a block of masks in one pass (GAD).
 
     Best on text of the verifier, or of a teacher that drafter and verifier share (`latticebpd distill`).
@@ -45,7 +48,7 @@ def masks(
     from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, load_verifier
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.load_target import load_tokenizer
-    from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
+    from lm_training.cli.training_run import is_new_run, mask_token_id, run_record, training_run
     from lm_training.data.sequences import load_texts
     from lm_training.families.masks import train_mask_filler
 
@@ -66,5 +69,7 @@ def masks(
             with replacing_files(output) as folder:
                 tokenizer.save_pretrained(folder)
         train_mask_filler(new, verifier, learnt, held_out, output, options, process)
-    if not process.rank:
-        next_command("generate TEXT --model {} --drafter-model {}", model, output)
+    if process.rank:
+        return None
+    next_command("generate TEXT --model {} --drafter-model {}", model, output)
+    return run_record(output)

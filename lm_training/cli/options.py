@@ -23,7 +23,7 @@ processes, put `torchrun --nproc_per_node N -m latticebpd` in place of `latticeb
 """What the help of every command with training options says."""
 
 
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """A training command in which options replace each dataclass parameter, one for each of its fields."""
     hints = get_type_hints(function)
     signature = inspect.signature(function)
@@ -37,14 +37,14 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
-    def command(**arguments: Any) -> None:
+    def command(**arguments: Any) -> Any:
         for name, kind in kinds.items():
             values = {}
             for each in shown[name]:
                 value, parse = arguments.pop(each.name), each.metadata.get("parse")
                 values[each.name] = parse(value) if parse is not None and value is not None else value
             arguments[name] = kind(**values)
-        function(**arguments)
+        return function(**arguments)
 
     command.__name__, command.__module__ = function.__name__, function.__module__
     command.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("\n\nExample:", f"\n\n{RESUMES}\n\nExample:", 1)

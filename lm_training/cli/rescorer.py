@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import load_tokenizer, next_command, quiet_transformers
 from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import RescorerTraining
 
 
+@with_json
 @with_options
 def rescorer(
     data: list[Path] = DATA,
@@ -25,7 +28,7 @@ def rescorer(
     *,
     options: RescorerTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Train a small causal language model over the target's vocabulary, to rescore drafts with.
 
     Best on text that the target wrote (`latticebpd distill`). The directory can replace an n-gram model (`--lm`);
@@ -44,7 +47,7 @@ def rescorer(
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.load_target import load_stock
-    from lm_training.cli.training_run import training_run
+    from lm_training.cli.training_run import run_record, training_run
     from lm_training.data.corpus import END_OF_TEXT
     from lm_training.data.sequences import load_texts
     from lm_training.families.rescorers import new_rescorer, train_rescorer
@@ -64,5 +67,7 @@ def rescorer(
         trained, initial = load_stock(str(model)), None
     with training_run(output, options, device, [tokenizer], f"{trained.num_parameters():,} parameters, ") as process:
         train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, initial)
-    if not process.rank:
-        next_command("tune LATTICES --lm {} --write", output)
+    if process.rank:
+        return None
+    next_command("tune LATTICES --lm {} --write", output)
+    return run_record(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,12 @@ def training_run(
         yield process
         if process.rank == 0:
             err.print(f"{output}: {about}trained for {options.steps} steps; {output / LOG}")
+
+
+def run_record(output: Path) -> dict[str, Any]:
+    """Of a run that ended: its directory, and what its log says of the last step."""
+    lines = (output / LOG).read_text(encoding="utf-8").splitlines()
+    return {"output": str(output), **(json.loads(lines[-1]) if lines else {})}
 
 
 def is_new_run(output: Path, process: Process) -> bool:

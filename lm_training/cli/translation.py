@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from latticebpd.checks import expect
 from latticebpd.cli.input_data import readable, require_inputs
+from latticebpd.cli.json_option import with_json
 from latticebpd.console import load_tokenizer, next_command, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.training.training_options import TranslationTraining
 
 
+@with_json
 @with_options
 def translation(
     pairs: list[Path] = typer.Argument(
@@ -29,7 +32,7 @@ def translation(
     *,
     options: TranslationTraining,
     device: str = DEVICE,
-) -> None:
+) -> dict[str, Any] | None:
     """Train a small Marian translation model, from scratch or from another one's weights.
 
     Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o
@@ -43,7 +46,7 @@ def translation(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
-    from lm_training.cli.training_run import is_new_run, training_run
+    from lm_training.cli.training_run import is_new_run, run_record, training_run
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
     from lm_training.data.sequences import load_texts
     from lm_training.data.text_tokenizer import end_of_text_id
@@ -82,6 +85,8 @@ def translation(
             save_tokenizer(bpe, output)
         learnt = Texts.joined([load(path) for path in pairs])
         train_translation(learnt, load(validation), output, translator, options, process, initial)
-    if not process.rank:
-        fields = f"--prompt-template '{{{{{source}}}}}' --answer-field {target} --prompts-only"
-        next_command(f"train encode SENTENCES {fields} --tokenizer {{}} -o sources.npz", output)
+    if process.rank:
+        return None
+    fields = f"--prompt-template '{{{{{source}}}}}' --answer-field {target} --prompts-only"
+    next_command(f"train encode SENTENCES {fields} --tokenizer {{}} -o sources.npz", output)
+    return run_record(output)

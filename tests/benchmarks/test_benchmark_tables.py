@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_lm_training, bench_precision, bench_rescoring
-from benchmarks.common import read_csv, usage
+from benchmarks.common import MADE_BY, made_by, permutation_p, read_csv, stamped, usage
 from latticebpd.drafters.bundled import LM
 from latticebpd.lattices.lattice_set import LatticeSet
 
@@ -93,3 +94,64 @@ def test_word_lattices_are_searched_alike_by_openfst(monkeypatch: pytest.MonkeyP
     rows = bench.measured(SimpleNamespace(count=1))
     lines = bench.lines_of([{name: str(value) for name, value in row.items()} for row in rows])
     assert [line[:2] for line in lines] == [["20 states, 2 arcs each", "16"], ["20 states, 2 arcs each", "100"]]
+
+
+def test_a_permutation_test_counts_orders_that_agree_as_much() -> None:
+    """By hand: of three points in order, only the same and the opposite order correlate as strongly."""
+    one = np.array([0.0, 1.0, 2.0])
+    assert permutation_p(one, 3 * one + 1) == permutation_p(one, -one) == pytest.approx(2 / 6)
+    assert permutation_p(one, np.array([1.0, 3.0, 2.0])) == 1
+    assert permutation_p(one, np.zeros(3)) == 1
+
+
+def test_a_permutation_test_is_that_of_all_orders_correlated_one_by_one() -> None:
+    one, other = np.random.default_rng(1).standard_normal((2, 5))
+    strengths = [abs(np.corrcoef(one, order)[0, 1]) for order in itertools.permutations(other)]
+    expected = np.mean([each >= strengths[0] - 1e-9 for each in strengths])
+    assert permutation_p(one, other) == pytest.approx(expected)
+    assert 2 / 120 <= expected < 1
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_permutation_test_of_too_few_or_many_points_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="expected two lists of one length, 2 to 9"):
+        permutation_p(np.arange(size), np.arange(size))
+
+
+def test_rows_say_which_commit_and_files_they_are_made_by(tmp_path: Path) -> None:
+    (row,) = stamped([{"tokens": 1}])
+    assert row == {"tokens": 1, MADE_BY: made_by()}
+    (tmp_path / "heads.safetensors").write_bytes(b"heads")
+    with_heads = made_by(tmp_path)
+    assert with_heads.startswith(f"{made_by()} sha256:")
+    (tmp_path / "lm.fst.calibration.json").write_text("{}")
+    assert made_by(tmp_path) not in (made_by(), with_heads)
+    (tmp_path / "notes.txt").write_text("")
+    assert made_by(tmp_path) != with_heads
+
+
+OLDER = {
+    *("bundled/demo", "smollm2/amounts", "smollm2/gpu", "smollm2/losses", "smollm2/trees"),
+    *(f"smollm2/drafters{part}" for part in ("", ".branches", ".search", ".speed")),
+    *(f"engine/answers{machine}" for machine in ("", "-avx2", "-zen5")),
+    *(f"engine/passes{of}" for of in ("", "-avx2", "-busy", "-random", "-two-threads", "-zen5")),
+    *("engine/harness", "engine/lookup", "engine/perplexity", "engine/throughput"),
+    *("jacobi", "precision", "word_lattices", "qwen/humaneval-0.5b", "qwen/humaneval-1.5b"),
+}
+"""Files of rows from before there was the column; ``benchmarks/README.md`` says so. The study's have none either."""
+
+
+def test_rows_of_one_file_are_of_one_version_or_named_as_older() -> None:
+    root = Path(__file__).parents[2] / "benchmarks"
+    older = set()
+    for path in sorted(root.glob("**/results/*.csv")):
+        name = str(path.relative_to(root).with_suffix("")).replace("results/", "")
+        rows = read_csv(path)
+        if name.startswith("study/"):
+            continue
+        if MADE_BY not in rows[0]:
+            older.add(name)
+        else:
+            assert len({row[MADE_BY] for row in rows}) == 1, f"{path} holds rows of several versions"
+    assert older <= OLDER, f"measured anew without the column {MADE_BY!r}"
+    assert f"`{MADE_BY}`" in (root / "README.md").read_text(encoding="utf-8")

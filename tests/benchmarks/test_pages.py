@@ -557,6 +557,61 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     assert quoted <= gains_of_drafters()
 
 
+TAUGHT = (drafters.TIED, *drafters.LEARNED)
+
+
+@pytest.mark.long
+def test_gains_at_equal_budgets_are_those_that_pages_quote() -> None:
+    """Exact trees over walks of eight tokens, and over beams of as many nodes, plain and with calibrated probabilities:
+    these are ahead at every budget."""
+
+    def gains(one: str, other: str) -> list[str]:
+        pairs = ((efficiency(drafted()[name, each]) for each in (one, other)) for name in TAUGHT)
+        return [f"{100 * (own / base - 1):.1f}".replace("-", "−") for own, base in pairs]
+
+    page = " ".join((ROOT / "benchmarks/smollm2/learned_lattices.md").read_text(encoding="utf-8").split())
+    words = ("(transitions)", "(bigram)", "(selector)", "(reranker)")
+    walks = gains("8 tree", "walk")
+    assert all(f"{gain} % {word}" in page for gain, word in zip(walks, words, strict=True))
+    for size in (16, 64, 128):
+        assert ", ".join(gains(f"{size} tree", f"{size} beam")) in page
+    index = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert all(f"+{gain} %" in index for gain in walks)
+    for size in drafters.SIZES:
+        calibrated = sorted(map(float, gains(f"{size} drafter calibrated", f"{size} beam")))
+        assert calibrated[0] > 0
+        if size >= 64:
+            assert f"{calibrated[0]} to {calibrated[-1]} %" in page
+
+
+@pytest.mark.long
+def test_the_chosen_token_is_worth_three_to_eight_times_the_text_on_trees_with_the_4_gram() -> None:
+    """Conditioned heads of little text, and the text by which feed-forward ones draft as much, between two amounts by
+    its logarithm."""
+    for system in (f"{size} {kind}" for size in (16, 64) for kind in ("tree, 4-gram", "calibrated, no text")):
+        forward, own = (
+            np.array([efficiency(drafted("amounts.csv")[name, system]) for name in names])
+            for names in (FORWARD, CONDITIONED)
+        )
+        known = np.log([float(name.removesuffix("k")) for name in FORWARD])
+        worth = np.exp(np.interp(own[:2], forward, known) - known[:2])
+        assert (own[:2] < forward[-1]).all()
+        assert (worth.round() >= 3).all()
+        assert (worth.round() <= 8).all()
+
+
+def test_the_median_gain_of_calibrated_trees_is_the_one_quoted() -> None:
+    tree, calibrated = (replays()["spec-bench", name] for name in ("16-tree", f"16 {trees.ALL}"))
+    gains = tree[:, 1] / calibrated[:, 1] - 1  # both write the same tokens
+    assert (tree[:, 0] == calibrated[:, 0]).all()
+    rest = np.argsort(-gains)[10:]
+    words = [
+        f"{100 * gain:.0f} %" for gain in (np.median(gains), efficiency(calibrated[rest]) / efficiency(tree[rest]) - 1)
+    ]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"the median text gains {words[0]}, all without the ten best {words[1]}" in readme
+
+
 def test_a_figure_has_what_each_step_gains_by_how_far_drafters_walk() -> None:
     counts = drafted("amounts.csv") | drafted()
     drawn, families = amounts.figure(counts), [*amounts.FAMILIES.values()]

@@ -217,10 +217,7 @@ def test_other_heads_stand_in_the_package_s_place(monkeypatch: pytest.MonkeyPatc
         assert contents == {"heads.json": "heads", "lm.fst": "package", "model.gguf": "package"}
 
 
-def test_ten_questions_of_each_category_are_asked_in_the_files_order(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(drafters, "COUNT", 14)
+def test_ten_questions_of_each_category_are_asked_in_the_files_order(tmp_path: Path) -> None:
     rows = [{"question_id": number, "category": "qa" if number % 4 else "rag", "turns": ["?"]} for number in range(16)]
     path = tmp_path / "spec_bench/question.jsonl"
     path.parent.mkdir()

@@ -23,7 +23,7 @@ import torch
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
@@ -83,7 +83,7 @@ class AssistantLattices(NetworkSource):
         self.reader: Reader = reader_for(drafts)
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.assistant, self.target, k, slots)
+        return of_files(self.files, type(self)(self.assistant, self.target, k, slots))
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return lattices_by_states(self.lattices, text, positions, self.num_slots)

@@ -17,7 +17,7 @@ from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_b
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, MarkovAndConfidenceHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.text_states import NetworkSource, entropy
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
@@ -98,7 +98,7 @@ class BlockLattices(NetworkSource):
         return [lattice.first_slots(slots) for lattice in drawn]
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.drafter, self.target, k, slots, self.heads)
+        return of_files(self.files, type(self)(self.drafter, self.target, k, slots, self.heads))
 
     @torch.inference_mode()
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:

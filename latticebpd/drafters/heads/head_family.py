@@ -10,7 +10,8 @@ import numpy as np
 
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State, expect_width
-from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.drafter_files import DrafterFiles
+from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
 from latticebpd.drafters.heads.head_files import has_heads, read_settings
 from latticebpd.lattices.sausage import SausageLattice
@@ -59,6 +60,7 @@ class HeadLattices:
     needs_hidden = True
     vocabulary_name = "the model"
     uses_target_calibration = True
+    files: DrafterFiles | None = None
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class HeadLattices:
         return "copies+{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
-        return type(self)(self.heads, k, slots, self.bigram)
+        return of_files(self.files, type(self)(self.heads, k, slots, self.bigram))
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
         read = [[state.hidden] for state in states]

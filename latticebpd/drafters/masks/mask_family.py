@@ -12,7 +12,7 @@ import numpy as np
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target
+from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel, check_pair, is_drafter
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
@@ -96,7 +96,7 @@ class MaskLattices(NetworkSource):
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         target = None if self._target is None else TransformersModel.of(self._target)
-        return type(self)(self.model, k, slots, target)
+        return of_files(self.files, type(self)(self.model, k, slots, target))
 
     def lattices_of_text(self, text: Sequence[int], positions: range, source: Sequence[int] = ()) -> PositionLattices:
         return lattices_by_states(self._uncut_lattices, text, positions, self.num_slots, source)

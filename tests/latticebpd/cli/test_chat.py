@@ -62,6 +62,14 @@ def answers(model: Path, *turns: str, system_prompt: str | None = None) -> list[
     return texts[1::2]
 
 
+def test_with_json_the_answers_are_one_list(talk: Run, model: Path) -> None:
+    status, out, err = talk("the history of the city", "the river", options=("--json",))
+    assert status == 0, err
+    told = json.loads(out)
+    assert [each["answer"] for each in told] == answers(model, "the history of the city", "the river")
+    assert [each["tokens"] for each in told] == [12, 12]
+
+
 def test_lines_of_standard_input_are_turns_of_one_conversation(talk: Run, model: Path) -> None:
     status, out, err = talk("the history of the city", "", "  the river  ")
     assert (status, out.split()) == (0, " ".join(answers(model, "the history of the city", "the river")).split())

@@ -330,7 +330,9 @@ def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> 
     common = ("generate", "The history of", "--model", target, "--max-new-tokens", 8, "--json")
     status, greedy, err = run(*common, "--system", "greedy")
     assert status == 0, err
-    for options in ((), ("--no-bigram", "--system", "chain"), ("--lm", bundled.LM, "--block-size", 2)):
+    lm = tmp_path / "lm.fst"  # without its calibration, which is the heads'
+    shutil.copyfile(bundled.LM, lm)
+    for options in ((), ("--no-bigram", "--system", "chain"), ("--lm", lm, "--block-size", 2)):
         status, drafted, err = run(*common, "--drafter-model", drafter, *options)
         assert status == 0, err
         assert json.loads(drafted)["text"] == json.loads(greedy)["text"]

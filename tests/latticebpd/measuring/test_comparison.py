@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from latticebpd.measuring.replay import accept_length
 from latticebpd.measuring.tuning import sweep_alpha
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning
+from tests.helpers.commands import Run
 from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
 from tests.helpers.lattices import num_paths, run_system, top_arcs
 from tests.helpers.trigrams import good_model
@@ -384,6 +387,18 @@ def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.Monke
         assert 0 < high - low < 8 * gains.std() / math.sqrt(n)
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
+
+
+def test_a_single_unit_has_no_interval(run: Run, tmp_path: Path) -> None:
+    """Of one text, or of fewer than 256 lattices of a file that does not name its texts, all samples are alike."""
+    lattices = replace(by_hand(), sequence=None)
+    for of_one_text in (by_hand(), lattices):
+        assert np.isnan(compare([of_one_text], ["2-best"]).gain_interval()).all()
+    lattices.save(tmp_path / "lattices.npz")
+    status, out, errors = run("compare", tmp_path / "lattices.npz", "-s", "2-best", "--json")
+    assert status == 0, errors
+    assert [(row["gain_low"], row["gain_high"]) for row in json.loads(out)["systems"]] == [(None, None)] * 3
+    assert " to " not in run("compare", tmp_path / "lattices.npz", "-s", "2-best")[1].split("against vanilla")[0]
 
 
 def test_bad_requests_are_named() -> None:
