@@ -96,6 +96,11 @@ def json_schema(schema: Mapping[str, Any] | str, any_whitespace: bool = False) -
     return GrammarConstraint(kind, grammar)
 
 
+def json_in_lark(schema: Mapping[str, Any]) -> str:
+    """A JSON schema within a rule of `lark`, written in one way as by `json_schema`."""
+    return "%json " + json.dumps({**schema, "x-guidance": {**_ONE_WAY, "lenient": False}})
+
+
 def json_object(any_whitespace: bool = False) -> GrammarConstraint:
     """Any JSON object; ``any_whitespace`` as for :func:`json_schema`."""
     return json_schema({"type": "object"}, any_whitespace)
