@@ -127,6 +127,16 @@ def lark(text: str) -> GrammarConstraint:
     return GrammarConstraint("a Lark grammar", _llguidance().LLMatcher.grammar_from_lark(text))
 
 
+def try_bytes(constraint: GrammarConstraint) -> None:
+    """Compile a constraint for a tokenizer of single bytes; ValueError where it is too complex from the start."""
+    library = _llguidance()
+    with _panics_refused(constraint.kind):
+        matcher = library.LLMatcher(library.LLTokenizer("byte"), constraint.grammar, limits=_limits())
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(f"expected {constraint.kind} of limited complexity, got {_line(matcher.get_error())}")
+
+
 class GrammarAutomaton:
     """A grammar's states for one text; see `TokenAutomaton`. ValueError where the grammar gets too complex on the way.
 

@@ -98,11 +98,10 @@ class TriggeredAutomaton:
     def _going_beyond(self, state: int) -> np.ndarray:
         """The tokens that complete the trigger and do not end there."""
         if (known := self._beyond.get(state)) is None:
-            rest = self.trigger[state:]
-            candidates = [
+            before = self.trigger[:state]
+            ids = [
                 token for token, spelled in enumerate(self.tokens.spelled)
-                if spelled and (spelled.startswith(rest) or self.trigger in spelled) and token not in self.eos_ids
+                if spelled and self.trigger in before + spelled and self._after(state, token) == ILLEGAL
             ]  # fmt: skip
-            ids = [token for token in candidates if self._after(state, token) == ILLEGAL]
             known = self._beyond[state] = np.array(ids, np.int64)
         return known

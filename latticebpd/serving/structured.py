@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from latticebpd.constraints import grammar
 from latticebpd.constraints.constraint import Constraint
 from latticebpd.constraints.model_tokens import ModelTokens
 from latticebpd.constraints.token_automaton import TokenAutomaton
+from latticebpd.constraints.trial import tried
 from latticebpd.constraints.triggered import Triggered
 from latticebpd.serving import tools
 from latticebpd.serving.schema import INVALID, ChatRequest, GenerationRequest, RequestError
@@ -56,7 +56,7 @@ def _wanted(asked: GenerationRequest) -> Iterator[tuple[str, Callable[[], Constr
         ("guided_choice", "choice", asked.guided_choice), ("guided_grammar", "lark", asked.guided_grammar),
     ]  # fmt: skip
     if own is not None:
-        kind = "any json" if own.disable_any_whitespace is False else "json"
+        kind = "json, any white space" if own.disable_any_whitespace is False else "json"
         fields += [
             ("structured_outputs.json", kind, own.json_),
             ("structured_outputs.json_object", kind, {"type": "object"} if own.json_object else None),
@@ -73,22 +73,12 @@ def _wanted(asked: GenerationRequest) -> Iterator[tuple[str, Callable[[], Constr
             yield field, lambda kind=kind, text=text: _compiled(kind, text)  # type: ignore[misc]
 
 
-@lru_cache(KEPT)
-def _compiled(kind: str, text: str) -> Constraint:
-    match kind:
-        case "json" | "any json":
-            return grammar.json_schema(text, any_whitespace=kind == "any json")
-        case "regex":
-            return grammar.regex(text)
-        case "choice":
-            return grammar.choice(json.loads(text))
-        case _:
-            return grammar.lark(text)
+_compiled = lru_cache(KEPT)(tried)
 
 
 @lru_cache(KEPT)
 def _triggered(trigger: str, text: str) -> Constraint:
-    return Triggered(trigger, grammar.lark(text))
+    return Triggered(trigger, tried("lark", text))
 
 
 def _calls(asked: ChatRequest, form: ToolFormat) -> Constraint:
@@ -100,7 +90,7 @@ def _calls(asked: ChatRequest, form: ToolFormat) -> Constraint:
         for index, tool in enumerate(asked.tools or ()):
             if tool in asked.offered:  # which of them it is
                 name = f"tools[{index}].function.parameters"
-                _Refusing(name)(lambda tool=tool: grammar.json_schema(tools.parameters(tool)))
+                _Refusing(name)(lambda tool=tool: tried("json", json.dumps(tools.parameters(tool))))
         raise
 
 
@@ -129,6 +119,7 @@ class FieldConstraint:
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> GuardedAutomaton:
         inner = self.refusing(lambda: self.constraint.automaton(tokens, eos_ids))
+        self.refusing(lambda: inner.legal(inner.start))  # the first states are made here, not between passes
         return GuardedAutomaton(inner, eos_ids, self.refusing)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from latticebpd.checks import expect
 from latticebpd.constraints.grammar import json_in_lark
 from latticebpd.serving.answer_text import overlap
 from latticebpd.serving.schema import RequestError, Tool
@@ -59,9 +60,12 @@ def calls_grammar(tools: Sequence[Tool], form: ToolFormat, several: bool, trigge
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a function's arguments, an object."""
-    none = {"properties": {}, "additionalProperties": False}
-    return {"type": "object", **(none if tool.function.parameters is None else tool.function.parameters)}
+    """The schema of a function's arguments; ValueError unless they are an object."""
+    own = tool.function.parameters
+    if own is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    expect(own.get("type", "object") == "object", "a schema of the type object", repr(own.get("type"))[:60])
+    return {"type": "object", **own}
 
 
 def _quoted(text: str) -> str:
@@ -95,12 +99,14 @@ class AnswerReader:
             return self._content(len(self._left))
         if self.complete:
             before, found, after = self._left.partition(self.form.trigger)
+            if not found and self.calls:  # separators
+                return None
+            if not found and ended:
+                return self._content(len(before))
             if not found:
-                held = 0 if ended else overlap(before, self.form.trigger)
-                shown = before[: len(before) - held]
-                return self._content(len(shown if ended and not self.calls else shown.rstrip()))
+                return self._content(len(before[: len(before) - overlap(before, self.form.trigger)].rstrip()))
             self.complete, self._named, self._left = False, False, after
-            return {"content": content} if (content := before.rstrip()) else {}
+            return {"content": content} if not self.calls and (content := before.rstrip()) else {}
         if not self._named:
             head, found, after = self._left.partition(self.form.middle)
             if not found:
