@@ -308,13 +308,39 @@ def _tokenizer(tokens: ModelTokens) -> Any:
     if (known := _TOKENIZERS.get(tokens)) is None:
         size = max(tokens.vocab_size, tokens.backend.get_vocab_size())
         try:
-            known = _llguidance().LLTokenizer(tokens.backend.to_str(), n_vocab=size)
+            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or tokens.backend.to_str(), n_vocab=size)
         except ValueError as error:
             raise ValueError(
                 f"expected a tokenizer of bytes or SentencePiece with a grammar, got {_line(error)}"
             ) from error
         _TOKENIZERS[tokens] = known
     return known
+
+
+class _Spelled:
+    """A byte-level tokenizer as llguidance asks for it. Read from a file, it would take all tokens like ``<tool_call>``
+    for special ones, and never for text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: ModelTokens, special: list[int]) -> None:
+        self._tokens, self.special_token_ids, self.eos_token_id = tokens, special, special[0]
+        self.tokens = [spelled or b"" for spelled in tokens.spelled]
+        for token, one in tokens.backend.get_added_tokens_decoder().items():
+            if one.special and token < len(self.tokens):
+                self.tokens[token] = one.content.encode()
+
+    @classmethod
+    def of(cls, tokens: ModelTokens) -> _Spelled | None:
+        """None where the file does as well: without ordinary tokens of that form."""
+        added = tokens.backend.get_added_tokens_decoder()
+        special = sorted(token for token, one in added.items() if one.special)
+        marked = any(one.content.startswith("<") for one in added.values() if not one.special)
+        return cls(tokens, special) if special and marked and "ByteLevel" in str(tokens.backend.decoder) else None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokens.encode(text)
 
 
 def _end_of(tokens: ModelTokens) -> int:

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.constraints.trial import tried
 from latticebpd.constraints.triggered import Triggered
 from latticebpd.serving import tools
-from latticebpd.serving.schema import INVALID, ChatRequest, GenerationRequest, RequestError
+from latticebpd.serving.schema import INVALID, ChatRequest, GenerationRequest, RequestError, Tool
 from latticebpd.serving.tools import ToolFormat
 
 log = logging.getLogger("uvicorn.error")
@@ -70,7 +70,7 @@ def _wanted(asked: GenerationRequest) -> Iterator[tuple[str, Callable[[], Constr
     for field, kind, value in fields:
         if value is not None:
             text = value if isinstance(value, str) and kind != "choice" else json.dumps(value)
-            yield field, lambda kind=kind, text=text: _compiled(kind, text)  # type: ignore[misc]
+            yield field, partial(_compiled, kind, text)
 
 
 _compiled = lru_cache(KEPT)(tried)
@@ -89,9 +89,13 @@ def _calls(asked: ChatRequest, form: ToolFormat) -> Constraint:
     except ValueError:
         for index, tool in enumerate(asked.tools or ()):
             if tool in asked.offered:  # which of them it is
-                name = f"tools[{index}].function.parameters"
-                _Refusing(name)(lambda tool=tool: tried("json", json.dumps(tools.parameters(tool))))
+                refusing = _Refusing(f"tools[{index}].function.parameters")
+                refusing(partial(_tried_parameters, tool))
         raise
+
+
+def _tried_parameters(tool: Tool) -> Constraint:
+    return tried("json", json.dumps(tools.parameters(tool)))
 
 
 @dataclass(frozen=True)
