@@ -17,9 +17,11 @@ from pydantic import BaseModel
 
 from latticebpd import choice, json_object, json_schema, lark, load, regex
 from latticebpd.constraints.constraint import Constraint
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, model_tokens
 from latticebpd.constraints.token_automaton import TokenAutomaton
 from latticebpd.loading import Loaded
+from latticebpd.models.catalogue import model_folder
+from latticebpd.models.chat_templates import render_chat
 from latticebpd.serving import structured, tools
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.tools import ToolFormat
@@ -371,8 +373,6 @@ def test_constraints_are_compiled_once_and_not_kept_without_limit(served: Served
 def test_nothing_but_the_end_is_legal_after_a_failure() -> None:
     loaded = load()
     eos = loaded.target.eos_ids
-    from latticebpd.constraints.model_tokens import model_tokens
-
     tokens = model_tokens(loaded.tokenizer, loaded.target.vocab_size)
     guarded = structured.GuardedAutomaton(Failing().automaton(tokens, eos), eos, structured._Refusing("a"))
     for _ in range(4):
@@ -380,3 +380,33 @@ def test_nothing_but_the_end_is_legal_after_a_failure() -> None:
     assert guarded.failure is not None
     assert np.flatnonzero(guarded.legal(0)).tolist() == sorted(eos)
     assert re.search("a: too complex", str(guarded.failure))
+
+
+QWEN = "qwen2.5-coder-0.5b"
+
+
+@pytest.mark.real_model
+def test_qwen_calls_the_right_function_with_the_right_arguments() -> None:
+    if not model_folder(QWEN).is_dir():
+        pytest.skip(f"{QWEN} is not in {model_folder(QWEN).parent}: latticebpd models get {QWEN}")
+    loaded = load(QWEN)
+    template = loaded.tokenizer.get_chat_template()
+    messages: Any = [{"role": "user", "content": "What is the weather in Rome and in Paris, in C, for 2 days?"}]
+    rendered = [render_chat(each, messages, tools=[WEATHER]) for each in (template, template + "{# unknown #}")]
+    assert json.dumps(WEATHER) in rendered[0]
+    assert rendered[0] == rendered[1]  # by the process of its own
+    with serving(loaded, loaded.drafter(), Limits(context=1000, max_tokens=100)) as server:
+        answer = server.client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            tools=[WEATHER],
+            tool_choice="required",
+            parallel_tool_calls=False,  # type: ignore[list-item]
+        )
+    calls: Any = answer.choices[0].message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("get_weather", {"unit": "C", "days": 2})
+    ]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    extra: Any = answer.usage.model_extra if answer.usage is not None else {}
+    assert extra["tokens_per_call"] > 2
