@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import httpx
@@ -258,6 +260,9 @@ def of_function(**fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
 
 
+LINKS = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(5000)}
+DEEP = {"$defs": LINKS | {"d5000": {"type": "null"}}, "$ref": "#/$defs/d0"}
+"""Of which the recursion would end the process."""
 BAD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 
 
@@ -280,6 +285,7 @@ BAD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
         ({"guided_regex": "((a{1,1000}){1,1000}){1,1000}"}, "guided_regex", "of limited complexity"),
         ({"guided_json": "{"}, "guided_json", "expected a JSON schema"),
         ({"guided_json": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "guided_json", "recursion limit"),
+        ({"guided_json": DEEP}, "guided_json", "of limited complexity (5 s of processor time"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "expected one of them"),
         ({**shaped(SCHEMA), "tools": [CLOCK]}, "tools", "expected one of them"),
         (of_function(name="a b"), "tools", "match pattern"),
@@ -357,6 +363,29 @@ def test_a_constraint_that_fails_on_the_way_ends_its_own_answer_only(
     assert "guided_regex: too complex" in failed.text
     assert failed.status_code == (200 if stream else 400)
     assert "[DONE]" not in failed.text
+
+
+def test_a_constraint_that_takes_long_to_compile_holds_up_no_other_request(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, began = threading.Event(), threading.Event()
+
+    def slow(kind: str, text: str) -> Constraint:
+        began.set()
+        assert held.wait(30)
+        return choice(["yes"])
+
+    monkeypatch.setattr(structured, "_compiled", slow)
+    url, body = f"{served.url}/v1/completions", {"prompt": "The city", "max_tokens": 8}
+    with ThreadPoolExecutor(1) as pool:
+        one = pool.submit(httpx.post, url, json={**body, "guided_choice": ["yes"]}, timeout=60)
+        assert began.wait(30)
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        free = httpx.post(url, json=body, timeout=60).json()["choices"][0]["text"]
+        assert not one.done()
+        held.set()
+        assert one.result().json()["choices"][0]["text"] == "yes"
+    assert free == alone(served.service.loaded, "The city", None, 8)
 
 
 def test_constraints_are_compiled_once_and_not_kept_without_limit(served: Served) -> None:
