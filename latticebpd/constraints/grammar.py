@@ -96,6 +96,11 @@ def json_schema(schema: Mapping[str, Any] | str, any_whitespace: bool = False) -
     return GrammarConstraint(kind, grammar)
 
 
+def json_in_lark(schema: Mapping[str, Any]) -> str:
+    """A JSON schema within a rule of `lark`, written in one way as by `json_schema`."""
+    return "%json " + json.dumps({**schema, "x-guidance": {**_ONE_WAY, "lenient": False}})
+
+
 def json_object(any_whitespace: bool = False) -> GrammarConstraint:
     """Any JSON object; ``any_whitespace`` as for :func:`json_schema`."""
     return json_schema({"type": "object"}, any_whitespace)
@@ -120,6 +125,16 @@ def lark(text: str) -> GrammarConstraint:
     """Texts of a context-free grammar in llguidance's variant of Lark's notation, whose first rule is ``start``."""
     expect(isinstance(text, str), "a grammar in Lark's notation", type(text).__name__)
     return GrammarConstraint("a Lark grammar", _llguidance().LLMatcher.grammar_from_lark(text))
+
+
+def try_bytes(constraint: GrammarConstraint) -> None:
+    """Compile a constraint for a tokenizer of single bytes; ValueError where it is too complex from the start."""
+    library = _llguidance()
+    with _panics_refused(constraint.kind):
+        matcher = library.LLMatcher(library.LLTokenizer("byte"), constraint.grammar, limits=_limits())
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(f"expected {constraint.kind} of limited complexity, got {_line(matcher.get_error())}")
 
 
 class GrammarAutomaton:
@@ -293,13 +308,39 @@ def _tokenizer(tokens: ModelTokens) -> Any:
     if (known := _TOKENIZERS.get(tokens)) is None:
         size = max(tokens.vocab_size, tokens.backend.get_vocab_size())
         try:
-            known = _llguidance().LLTokenizer(tokens.backend.to_str(), n_vocab=size)
+            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or tokens.backend.to_str(), n_vocab=size)
         except ValueError as error:
             raise ValueError(
                 f"expected a tokenizer of bytes or SentencePiece with a grammar, got {_line(error)}"
             ) from error
         _TOKENIZERS[tokens] = known
     return known
+
+
+class _Spelled:
+    """A byte-level tokenizer as llguidance asks for it. Read from a file, it would take all tokens like ``<tool_call>``
+    for special ones, and never for text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: ModelTokens, special: list[int]) -> None:
+        self._tokens, self.special_token_ids, self.eos_token_id = tokens, special, special[0]
+        self.tokens = [spelled or b"" for spelled in tokens.spelled]
+        for token, one in tokens.backend.get_added_tokens_decoder().items():
+            if one.special and token < len(self.tokens):
+                self.tokens[token] = one.content.encode()
+
+    @classmethod
+    def of(cls, tokens: ModelTokens) -> _Spelled | None:
+        """None where the file does as well: without ordinary tokens of that form."""
+        added = tokens.backend.get_added_tokens_decoder()
+        special = sorted(token for token, one in added.items() if one.special)
+        marked = any(one.content.startswith("<") for one in added.values() if not one.special)
+        return cls(tokens, special) if special and marked and "ByteLevel" in str(tokens.backend.decoder) else None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokens.encode(text)
 
 
 def _end_of(tokens: ModelTokens) -> int:

@@ -79,15 +79,18 @@ class ChatTemplate(PlainText):
         """Token ids of `prompt_text`."""
         return self.ids(self.prompt_text(messages))  # the template has written all special tokens
 
-    def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
+    def prompt_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
         """The prompt after a conversation of messages, each with a ``role`` and its ``content``; ValueError if the
-        template refuses them or the last one is the model's."""
+        template refuses them or the last one is the model's.
+
+        tools: that the model may call, as the template takes them.
+        """
         fits = messages and messages[-1].get("role") != ASSISTANT
         expect(fits, "a conversation that ends with the user's turn", f"{len(messages)} messages")
         opening = [] if messages[0].get("role") == "system" else self.opening
-        return self._written([*opening, *messages], add_generation_prompt=True)
+        return self._written([*opening, *messages], add_generation_prompt=True, tools=tools)
 
-    def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
+    def _written(self, messages: list[dict[str, Any]], **settings: Any) -> str:
         variables = {**self.tokenizer.special_tokens_map, **settings}
         return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
 

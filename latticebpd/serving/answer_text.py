@@ -43,7 +43,7 @@ class AnswerText(StoppingCriteria):
 
     def take(self) -> str:
         """New characters, but for those at the end that may become part of a stop string."""
-        held = 0 if self.stopped else max((_overlap(self.text, stop) for stop in self.stops), default=0)
+        held = 0 if self.stopped else max((overlap(self.text, stop) for stop in self.stops), default=0)
         end = max(self._sent, len(self.text) - held)
         new, self._sent = self.text[self._sent : end], end
         return new
@@ -67,6 +67,6 @@ class AnswerText(StoppingCriteria):
             self.text, self.stopped = self.text[: min(ends)], True
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The most characters, fewer than all, with which the text ends and the stop string begins."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -15,7 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from latticebpd.serving.scheduler import ERROR, LENGTH, STOP, TIME, Job, Progress, Scheduler
 from latticebpd.serving.schema import ChatRequest, GenerationRequest, RequestError
+from latticebpd.serving.tools import AnswerReader, message_of
 
+TOOL_CALLS = "tool_calls"
+"""The ``finish_reason`` of an answer that calls tools."""
 FAILED = "the server failed; its log says how"
 
 
@@ -23,11 +26,17 @@ class AnswerResponse(Response):
     """A request's answer, as one object or chunk by chunk; its row is freed when the client goes away."""
 
     def __init__(
-        self, scheduler: Scheduler, asked: GenerationRequest, job: Job, events: asyncio.Queue[Progress], **head: Any
+        self,
+        scheduler: Scheduler,
+        asked: GenerationRequest,
+        job: Job,
+        events: asyncio.Queue[Progress],
+        reader: AnswerReader,
+        **head: Any,
     ) -> None:
-        """events: from the scheduler.  head: what every object has, such as the model's name."""
+        """events: from the scheduler.  reader: of chats.  head: what every object has, such as the model's name."""
         super().__init__(status_code=499)  # until there is a response: the client went away
-        self.scheduler, self.asked, self.job, self.events = scheduler, asked, job, events
+        self.scheduler, self.asked, self.job, self.events, self.reader = scheduler, asked, job, events, reader
         self.is_chat = isinstance(asked, ChatRequest)
         kind = "chat.completion" if self.is_chat else "text_completion"
         self.head = {
@@ -72,9 +81,9 @@ class AnswerResponse(Response):
             last = await self.events.get()
             parts.append(last.text)
         if last.reason == ERROR:
-            return refusal(RequestError(500, FAILED))
+            return refusal(last.failure or RequestError(500, FAILED))
         text = "".join(parts)
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = message_of(self.reader.read(text, ended=True))
         return JSONResponse({**self._object(text, message, last.reason), "usage": self.usage})
 
     async def _chunks(self, progress: Progress) -> AsyncIterator[str]:
@@ -82,13 +91,16 @@ class AnswerResponse(Response):
         if self.is_chat:
             yield _event(self._object("", {"role": "assistant", "content": ""}))
         while True:
-            if progress.text:
-                yield _event(self._object(progress.text, {"content": progress.text}))
+            if self.is_chat:
+                for change in self.reader.read(progress.text, progress.reason is not None):
+                    yield _event(self._object("", change))
+            elif progress.text:
+                yield _event(self._object(progress.text, {}))
             if progress.reason is not None:
                 break
             progress = await self.events.get()
         if progress.reason == ERROR:
-            yield _event(RequestError(500, FAILED).body)
+            yield _event((progress.failure or RequestError(500, FAILED)).body)
             return
         yield _event(self._object("", {}, progress.reason))
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
@@ -99,6 +111,8 @@ class AnswerResponse(Response):
         """An answer or a chunk of it: of a completion the text, of a chat the message."""
         content = {"delta" if self.asked.stream else "message": message} if self.is_chat else {"text": text}
         finish = None if reason is None else STOP if reason == STOP else LENGTH
+        if finish == STOP and self.is_chat and self.reader.calls and self.reader.complete:
+            finish = TOOL_CALLS
         return {**self.head, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}
 
     @property

@@ -22,6 +22,7 @@ from transformers import StoppingCriteriaList
 
 from latticebpd._version import __version__
 from latticebpd.checks import expect
+from latticebpd.constraints.constraint import Constraint
 from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
@@ -35,6 +36,8 @@ from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
+from latticebpd.serving.structured import constraint_of
+from latticebpd.serving.tools import AnswerReader, ToolFormat, format_of
 
 log = logging.getLogger("uvicorn.error")
 
@@ -158,13 +161,17 @@ class Service:
         if not self.loaded.in_chat:
             raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
         turns = [message.turn for message in asked.messages]
+        shown = None if asked.tool_choice == "none" or not asked.tools else [tool.offer for tool in asked.tools]
+        form = None
+        if shown or asked.has_calls:
+            form = format_of(self.loaded.tokenizer.get_chat_template())
         most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
 
         def ids() -> list[int]:
             self._fitting(*(turn["content"] for turn in turns))
-            return list(prompts.ids(self._fitting(prompts.prompt_text(turns))))
+            return list(prompts.ids(self._fitting(prompts.prompt_text(turns, shown))))
 
-        return await self._submit(asked, ids, most, prompts.eos_ids)
+        return await self._submit(asked, ids, most, prompts.eos_ids, form if shown else None)
 
     def _fitting(self, *texts: str) -> str:
         """Texts in a row; ValueError for those that are too long to be tokenized."""
@@ -190,11 +197,17 @@ class Service:
         return asked
 
     async def _submit(
-        self, asked: GenerationRequest, encode: Callable[[], list[int]], most: int, eos_ids: list[int] | None = None
+        self,
+        asked: GenerationRequest,
+        encode: Callable[[], list[int]],
+        most: int,
+        eos_ids: list[int] | None = None,
+        form: ToolFormat | None = None,
     ) -> Response:
         """The answer to a request.
 
-        encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.
+        encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.  form: of calls,
+        where there are tools.
         """
         loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[Progress](), time.monotonic()
 
@@ -203,7 +216,8 @@ class Service:
                 loop.call_soon_threadsafe(events.put_nowait, progress)
 
         def prepare() -> Job:
-            return self._job(asked, encode(), most, eos_ids, send, arrived)
+            constraint = constraint_of(asked, form)
+            return self._job(asked, encode(), most, eos_ids, send, arrived, constraint)
 
         try:
             with self.scheduler.place():
@@ -212,7 +226,8 @@ class Service:
         except ValueError as error:
             raise RequestError(400, str(error), "invalid_prompt") from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
-        return AnswerResponse(self.scheduler, asked, job, events, model=self.name, system_fingerprint=fingerprint)
+        head = {"model": self.name, "system_fingerprint": fingerprint}
+        return AnswerResponse(self.scheduler, asked, job, events, AnswerReader(form), **head)
 
     def _job(
         self,
@@ -222,6 +237,7 @@ class Service:
         eos_ids: list[int] | None,
         send: Sender,
         arrived: float,
+        constraint: Constraint | None = None,
     ) -> Job:
         """A request, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
@@ -231,6 +247,7 @@ class Service:
             self.loaded.target, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
             max_new_tokens=min(most, self.limits.max_tokens, room),
             stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
+            constraint=constraint, tokenizer=self.loaded.tokenizer,
         )  # fmt: skip
         batch = RowBatch.begin(session, self.drafter, bound(self._rule(asked), session.settings))
         return Job(batch, answer, send, arrived + self.limits.seconds, arrived)

@@ -24,6 +24,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
 from latticebpd.serving.schema import RequestError
+from latticebpd.serving.structured import GuardedAutomaton
 from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
 
 log = logging.getLogger("uvicorn.error")
@@ -44,10 +45,12 @@ class Progress:
 
     text: new characters, perhaps none.
     reason: how the request ended; None: it goes on.
+    failure: what to tell the client of an error that its request caused.
     """
 
     text: str
     reason: str | None = None
+    failure: RequestError | None = None
 
 
 Sender = Callable[[Progress], None]
@@ -288,7 +291,8 @@ class Scheduler:
                 if new := job.answer.take():
                     job.send(Progress(new))
                 continue
-            self._end(job, STOP if job.answer.stopped or text.tokens[-1] in text.eos_ids else LENGTH)
+            failed = isinstance(text.automaton, GuardedAutomaton) and text.automaton.failure is not None
+            self._end(job, ERROR if failed else LENGTH if text.cut else STOP)
         self._live = [job for job in jobs if not job.row.text.finished]
 
     def _count(self, job: Job, step: Step) -> None:
@@ -309,4 +313,6 @@ class Scheduler:
         """Send the rest of an answer."""
         self.metrics.finished.labels(reason).inc()
         self.metrics.seconds.observe(time.monotonic() - job.arrived)
-        job.send(Progress(job.answer.take_rest(), reason))
+        automaton = job.row.text.automaton
+        failure = automaton.failure if isinstance(automaton, GuardedAutomaton) else None
+        job.send(Progress(job.answer.take_rest(), reason, failure))

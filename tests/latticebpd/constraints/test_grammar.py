@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from latticebpd import choice, json_object, json_schema, lark, load, regex
 from latticebpd.constraints.constraint import Constraint
@@ -288,3 +289,19 @@ def test_bytes_of_tokens_are_those_of_the_tokenizer() -> None:
     expected = [oracle_tokenizer().decode_bytes([token]) for token in range(1, tokens().vocab_size)]
     differing = [each for each in zip(tokens().spelled[1:], expected, strict=True) if each[0] != each[1]]
     assert differing in ([], [(b"\xff", b"")])  # with which llguidance marks special tokens
+
+
+def test_ordinary_tokens_in_angle_brackets_are_text_and_special_ones_are_not() -> None:
+    """Whatever llguidance makes of such tokens when it reads a tokenizer by itself."""
+    backend = Tokenizer(models.BPE({"<": 0, "c": 1, ">": 2, "a": 3}, []))
+    backend.decoder, backend.pre_tokenizer = decoders.ByteLevel(), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens(["<|end|>", "<s>"])
+    backend.add_tokens(["<c>"])
+    call, of = backend.token_to_id("<c>"), ModelTokens(backend, 8)
+    automaton = regex("(<c>|a)+").automaton(of, [backend.token_to_id("<|end|>")])
+    assert np.flatnonzero(automaton.legal(automaton.start)).tolist() == [0, 3, call]
+    assert lark('start: "<c>a"').automaton(of, [4]).forced(0).tolist() == [call, 3, 4]
+    anything = regex(".*").automaton(of, [4])
+    assert np.flatnonzero(anything.legal(0)).tolist() == [0, 1, 2, 3, 4, call]
+    state = after(anything, 0, call)
+    assert np.flatnonzero(anything.legal(state)).tolist() == [0, 1, 2, 3, 4, call]

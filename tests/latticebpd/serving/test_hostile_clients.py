@@ -129,12 +129,42 @@ GOOD: list[dict[str, Any]] = [
         ],
         "max_completion_tokens": 3, "stream_options": {"include_usage": True}, "n": 1, "tools": [],
     },
+    {
+        "messages": [
+            {"role": "user", "content": "abc"},
+            {"role": "assistant", "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            ]},
+            {"role": "tool", "tool_call_id": "a", "name": "f", "content": "d"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": True, "max_tokens": 3,
+    },
+    {
+        "prompt": "abc", "max_tokens": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a", 1]}}},
+    },
+    {"prompt": "abc", "max_tokens": 3, "structured_outputs": {"regex": "a{1,3}b*", "disable_any_whitespace": True}},
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.5, 1e308, -0.0, "", "a", "é\U0001f600", "\x00", "a" * 3000,
     [], [[]], [None], {}, {"a": {}}, [1] * 200, ["a", "b"], {"role": "user"}, {"type": "text", "text": "a"}, [[1, 2]],
 ]  # fmt: skip
-NAMES = ["prompt", "messages", "stop", "seed", "model", "n", "logit_bias", "tool_calls", "name", "x", "", "é" * 50]
+NAMES = [
+    "prompt",
+    "messages",
+    "stop",
+    "seed",
+    "model",
+    "n",
+    "logit_bias",
+    "tool_calls",
+    "name",
+    "x",
+    "",
+    "é" * 50,
+    "guided_json",
+]
 
 
 def damaged(rng: random.Random, record: Any) -> Any:
