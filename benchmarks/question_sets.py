@@ -4,7 +4,8 @@
 
 *Development*: the first ten of each of the 13 categories by their ids, 130; all pages of before have read them, and
 eleven versions of trees were compared on them. *Test*: the other 350, seventy of each task but MT-Bench, which has no
-others; speeds of rescoring and of the engine were measured on 15 of them before. Both are asked one of each category in turn, so that the first so many are of all categories alike.
+others; speeds of rescoring and of the engine were measured on 15 of them before. Both are asked one of each category in
+turn, so that the first so many are of all categories alike.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def searches() -> dict[str, Callable[[], Any]]:
 
     sausages = (tokens, log_probs, transitions)
     return {
-        "nbest": lambda: _core.nbest(sausages, model.core, 5, 0.5, contexts, THREADS),
-        "tree": lambda: _core.tree(sausages, model.core, 9, 0.5, contexts, THREADS),
+        "nbest": lambda: _core.nbest(sausages, model.core, 5, 0.5, contexts, THREADS, None),
+        "tree": lambda: _core.tree(sausages, model.core, 9, 0.5, contexts, THREADS, None),
         "posteriors": lambda: _core.posteriors((tokens[0], log_probs[0], None), model.core, 0.5, contexts[0]),
         "calibrated": lambda: fst.calibrated_tree_batch(tokens, log_probs, model, [text] * 6, weights),
         "text": grown,

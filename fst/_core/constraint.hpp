@@ -42,6 +42,7 @@ class Constraint {
     std::span<const std::int32_t> few_legal(std::int32_t state) { return this->state(state).few; }
     // The token that must follow, or kNone; none where the automaton does not allow it.
     std::int32_t forced(std::int32_t state);
+    std::size_t num_states() const { return states_.size(); }  // that were reached
     // The state after a legal token.
     std::int32_t next(std::int32_t state, std::int32_t token);
     // As next() of several legal tokens, in one request.

@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kBuckets = 512;  // a slot of a sausage: cheap to clear, and they stay in the first-level cache
 // More take gigabytes, and no verifier looks at them.
 constexpr std::int64_t kMostPaths = 1 << 22;
+constexpr std::size_t kMostConstraintStates = 1u << 12;
 constexpr std::size_t kMostPrefixes = 1u << 26, kMostChoices = 1u << 28;
 constexpr std::size_t kFewBuckets = 8;  // a slot of another lattice
 constexpr std::size_t kLanes = 4;       // rows are padded to a multiple
@@ -68,22 +69,33 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, std::uint32_
 }
 
 // Under a constraint a hit leads to a path state for each constraint state, so choices are made of every path state at
-// once. Path states are numbered slot by slot, as they are reached: backward by number, values are exact.
+// once. Path states are numbered slot by slot, as they are reached: backward by number, values are exact. States of an
+// automaton that never are equal, as a parser's, grow with the number of paths: the search ends before the slot that
+// has too many.
 std::int32_t NbestSearch::evaluate_legal(std::uint32_t start_state, Constraint& constraint) {
     const std::int32_t root = graph_.path_state_after(0, start_state, Constraint::kStart);
     legal_by_state_.clear(kBuckets);
     legal_gains_.clear();
     legal_next_.clear();
     first_choice_.clear();
+    const auto slot_of = [&](std::int32_t index) { return graph_.slot_of(graph_.node_of(index)); };
     bool complete = false;
-    for (std::int32_t index = root; index < static_cast<std::int32_t>(graph_.num_path_states()); ++index) {
-        expand_legal(index, constraint);
-        for (std::size_t i = first_choice_[index]; i < choices_.size(); ++i)
+    std::int32_t num_states = 0, last = 0, begin = 0;  // the slot at hand, and the first of its states
+    for (; num_states < static_cast<std::int32_t>(graph_.num_path_states()); ++num_states) {
+        if (slot_of(num_states) != last) {
+            begin = num_states;
+            last = slot_of(num_states);
+        }
+        if (last > 0 && constraint.num_states() > kMostConstraintStates) {
+            complete = false;
+            num_states = begin;
+            break;
+        }
+        expand_legal(num_states, constraint);
+        for (std::size_t i = first_choice_[num_states]; i < choices_.size(); ++i)
             complete |= choices_[i].next == Graph::kNone && choices_[i].step > kMinusInfinity;
     }
-    const auto slot_of = [&](std::int32_t index) { return graph_.slot_of(graph_.node_of(index)); };
-    const auto num_states = static_cast<std::int32_t>(graph_.num_path_states());
-    const std::int32_t end = complete ? graph_.lattice().slots() : slot_of(num_states - 1);
+    const std::int32_t end = complete ? graph_.lattice().slots() : last;
     values_.assign(num_states, kMinusInfinity);
     for (std::int32_t index = num_states; index-- > 0;) {
         const std::int32_t slot = slot_of(index);

@@ -178,6 +178,40 @@ def test_paths_merge_where_the_constraints_states_are_equal() -> None:
     assert len(asked) <= 2
 
 
+class EveryPathAnother:
+    """All tokens are legal, and no two paths lead to one state, as with a parser."""
+
+    start, vocab_size, weighted = 0, 16, False
+
+    def __init__(self) -> None:
+        self.made = 1
+
+    def legal(self, state: int) -> np.ndarray:
+        return np.ones(self.vocab_size, bool)
+
+    def successors(self, state: int, tokens: np.ndarray) -> np.ndarray:
+        self.made += len(tokens)
+        return np.arange(self.made - len(tokens), self.made)
+
+    def forced(self, state: int) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+
+def test_paths_are_short_where_states_never_merge() -> None:
+    """16 tokens at each of eight slots make 4 billion states; those of the first three slots are enough."""
+    rng, automaton = np.random.default_rng(0), EveryPathAnother()
+    tokens = np.tile(np.arange(16, dtype=np.int32), (8, 1))
+    log_probs = np.log(rng.dirichlet(np.ones(16), 8))
+    found, scores = search.nbest_paths(tokens, log_probs, None, 20, 1.0, [], None, (automaton, automaton.start))
+    assert automaton.made < 2**17
+    length = int((found[0] >= 0).sum())
+    assert length >= 3
+    expected = search.nbest_paths(tokens[:length], log_probs[:length], None, 20, 1.0)
+    np.testing.assert_array_equal(found[:, :length], expected[0])
+    np.testing.assert_allclose(scores, expected[1])
+    assert (found[:, length:] == -1).all()
+
+
 def test_batches_take_a_constraint_for_some_lattices() -> None:
     only = TableAutomaton([{2: (0, 0.0)}], 8)
     tokens, log_probs = np.array([[[1, 2], [2, 3]]] * 3), np.log(np.full((3, 2, 2), 0.5))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from latticebpd.cli.json_option import with_json
+from tests.helpers.command_options import COMMAND_LIST
 from tests.helpers.commands import Run
 from tests.helpers.writing_commands import BEGUN, COMMANDS, made_inputs
-from tests.latticebpd.cli.test_every_option import COMMAND_LIST
 
 MORE = {
     "rescore": "rescore lattices --lm lm.fst -p 2",
