@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kBuckets = 512;  // a slot of a sausage: cheap to clear, and they stay in the first-level cache
 // More take gigabytes, and no verifier looks at them.
 constexpr std::int64_t kMostPaths = 1 << 22;
-constexpr std::size_t kMostConstraintStates = 1u << 12;
+constexpr std::size_t kMostConstraintStates = 1u << 13;
 constexpr std::size_t kMostPrefixes = 1u << 26, kMostChoices = 1u << 28;
 constexpr std::size_t kFewBuckets = 8;  // a slot of another lattice
 constexpr std::size_t kLanes = 4;       // rows are padded to a multiple

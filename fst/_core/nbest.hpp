@@ -21,7 +21,7 @@ class NbestSearch {
     // Of slots without two columns of one token or epsilons that lead on. p >= 1; alpha from 0 to kLargestWeight; a
     // lattice without a model is not rescored. Under a constraint, of sausages only, every token of a path is legal;
     // where no path is so to the lattice's end, paths are as long as the longest that is; they end earlier where the
-    // constraint has more than 2^12 states.
+    // constraint has more than 2^13 states.
     const Result& run(const Lattice& lattice, std::uint32_t start_state, std::int64_t p, double alpha,
                       Constraint* constraint = nullptr);
 

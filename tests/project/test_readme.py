@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import runpy
 import shutil
@@ -50,8 +51,10 @@ def example() -> tuple[dict[str, Any], str]:
 def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
     names, printed = example
     assert names["drafts"].tokens.shape == (4, 2)
-    assert len(names["tree"]) == 16
     assert len(names["best"]) == 3
+    answer, loaded = names["answer"], names["loaded"]
+    text = loaded.tokenizer.decode(answer.tokens[0, answer.prompt_length :], skip_special_tokens=True)
+    assert json.loads(text).keys() == {"name"}
     assert names["out"].sequences.shape[1] == len(names["loaded"].encode("The history of the city")) + 32
     assert printed.startswith("The history of the city")
 
