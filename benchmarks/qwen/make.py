@@ -19,6 +19,7 @@ from benchmarks.common import latticebpd, options, run, stage
 from benchmarks.qwen.answers import corpus
 from fst.files import copy
 from latticebpd.drafters.heads.blockwise import load_blockwise
+from latticebpd.models.catalogue import GGUF_NAME
 from latticebpd.scoring.calibration import calibration_path
 
 LATER = "0.7,0.5,0.4,0.3,0.25"
@@ -67,10 +68,11 @@ def main() -> None:
     texts = [path for path in (work / "learn.npz", work / "more.npz") if path.exists()]
     stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", trained, "-o", lm))
     calibrated(work / "without-heads", lm, work / "held-out.npz")
-    lattices = work / "lattices"
-    latticebpd("lattices --prompts", work / "held-out.npz", "--model", trained, LATTICES, "-o", lattices)
-    package = calibrated(work / "with-heads", lm, lattices)
-    load_blockwise(trained).save_heads(package, torch.int8)
+    package, lattices = work / "with-heads", work / "lattices"
+    stage(package / GGUF_NAME, lambda: (package / GGUF_NAME).symlink_to(model.absolute()))
+    stage(package / "heads.json", lambda: load_blockwise(trained).save_heads(package, torch.int8))
+    latticebpd("lattices --prompts", work / "held-out.npz", "--model", package, LATTICES, "-o", lattices)
+    calibrated(package, lm, lattices)
 
 
 if __name__ == "__main__":

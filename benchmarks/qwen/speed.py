@@ -38,8 +38,8 @@ from benchmarks.common import (
 from latticebpd import Drafter, Loaded, load
 from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME, resolved
 
-GREEDY, TEXT, NGRAM, HEADS = "greedy", "text", "text and n-gram model", "text, n-gram model and heads"
-SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, HEADS)
+GREEDY, TEXT, NGRAM, DEFAULT = "greedy", "text", "text and n-gram model", "default"
+SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, DEFAULT)
 COMPLETE = "Complete this function:\n\n```python\n{}```"
 HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
@@ -60,11 +60,11 @@ def loaded_by_system(model: str) -> dict[str, Loaded]:
     """The model with what each of our systems drafts from; other systems have all that there is."""
     whole = load(model)
     file, ngram = whole.folder / GGUF_NAME, ASSETS / CATALOGUE[model].assets[0] / "lm.fst"
-    return {TEXT: load(file), NGRAM: load(file, ngram), HEADS: whole}
+    return {TEXT: load(file), NGRAM: load(file, ngram), DEFAULT: whole}
 
 
 def drafter(loaded: dict[str, Loaded], system: str) -> tuple[Loaded, Drafter]:
-    model = loaded.get(system, loaded[HEADS])
+    model = loaded.get(system, loaded[DEFAULT])
     return model, model.drafter(None if system in loaded else system)
 
 
@@ -74,7 +74,7 @@ def measure(
     """A row for each question and system; ValueError where the systems' greedy texts differ."""
     loaded, rng, rows = loaded_by_system(model), Random(0), list[Row]()
     for number, (name, kind, text) in enumerate(asked):
-        ids, texts = loaded[HEADS].encode(text), dict[str, list[int]]()
+        ids, texts = loaded[DEFAULT].encode(text), dict[str, list[int]]()
         for system in rng.sample(systems, len(systems)):
             target, drafts = drafter(loaded, system)
             sampling = {"temperature": temperature, "seed": number} if temperature else {}
