@@ -40,10 +40,11 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True, help="a file of the same form")
     args = parser.parse_args()
-    asked = {question.question_id for question in question_set(args.set, read_questions(args.questions))}
     lines = args.questions.read_text(encoding="utf-8").splitlines(keepends=True)
-    known = zip(lines, common.read_lines(args.questions), strict=True)
-    write_text(args.output, "".join(line for line, record in known if record["question_id"] in asked))
+    records = common.read_lines(args.questions)
+    known = {record["question_id"]: line for line, record in zip(lines, records, strict=True)}
+    asked = question_set(args.set, read_questions(args.questions))
+    write_text(args.output, "".join(known[question.question_id] for question in asked))
 
 
 if __name__ == "__main__":
