@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import columns, grouped, options, read_csv, run, table, write_csv, write_json
+from benchmarks.common import columns, grouped, options, read_csv, run, stamped, table, write_csv, write_json
 from benchmarks.qwen.speed import Row, questions
 from latticebpd import load
 from latticebpd.models.catalogue import GGUF_NAME, resolved
@@ -72,13 +74,15 @@ def measure(
     return rows
 
 
-def tables(rows: list[dict[str, str]]) -> None:
-    lines, texts = [], {name: [row["text"] for row in own] for name, own in grouped(rows, "system").items()}
-    for name, own in grouped(rows, "system").items():
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A line for each system."""
+    lines, by_system = [], grouped(rows, "system")
+    greedy = [row["text"] for row in by_system["llama.cpp"]]
+    for name, own in by_system.items():
         tokens, seconds, processor = columns(own, "tokens", "seconds", "processor").sum(axis=1)
-        same = sum(a == b for a, b in zip(texts[name], texts["llama.cpp"], strict=True))
+        same = sum(row["text"] == text for row, text in zip(own, greedy, strict=True))
         lines.append([name, f"{tokens / seconds:.1f}", f"{tokens / processor:.1f}", f"{same} of {len(own)}"])
-    table("llama.cpp", ("system", "tokens/s", "by processor time", "texts equal to llama.cpp's greedy ones"), lines)
+    return lines
 
 
 def main() -> None:
@@ -103,10 +107,11 @@ def main() -> None:
             for system, own in measured.items()
             for (name, kind, _), prompt, each in zip(asked, prompts, own, strict=True)
         ]
-        write_csv(args.output, rows)
+        write_csv(args.output, stamped(rows, loaded.folder))
         about = {name: str(getattr(args, name)) for name in ("model", "drafter", "new_tokens", "threads")}
         write_json(args.output.with_suffix(".json"), about)
-    tables(read_csv(args.output))
+    head = ("system", "tokens/s", "by processor time", "texts equal to llama.cpp's greedy ones")
+    table("llama.cpp", head, lines_of(read_csv(args.output)))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,14 @@ from benchmarks.common import (
     run,
     set_up,
     signature,
+    stamped,
     table,
     write_csv,
     write_json,
 )
 from benchmarks.qwen.speed import ratio
 from latticebpd import Drafter, Loaded, NoDrafter, TextCache, json_object, json_schema, load
+from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat_templates import render_chat
 
 GREEDY, FORCED, DEFAULT = "greedy", "forced", "default"
@@ -168,11 +170,12 @@ def main() -> None:
     if not args.table:
         set_up(args.threads)
         records = [record for path in args.questions for record in _drawn(read_lines(path), args.most)]
-        write_csv(args.output, measure(args.model, records, args.systems.split(","), args.new_tokens))
+        rows = measure(args.model, records, args.systems.split(","), args.new_tokens)
+        write_csv(args.output, stamped(rows, Path(resolved(args.model))))
         about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most")}
         write_json(args.output.with_suffix(".json"), signature(**about))
-    rows = read_csv(args.output)
-    table(f"tool calls: {len({row['question'] for row in rows})} questions", HEAD, lines_of(rows))
+    calls = read_csv(args.output)
+    table(f"tool calls: {len({row['question'] for row in calls})} questions", HEAD, lines_of(calls))
 
 
 def _drawn(records: list[Any], most: int | None) -> list[Any]:

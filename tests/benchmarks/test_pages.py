@@ -24,14 +24,16 @@ from benchmarks import (
     gad_recipe,
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
+from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
+from benchmarks.structured.tool_calls import lines_of as call_lines
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
-SMOLLM2, STUDY, ENGINE, QWEN = (
-    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen")
+SMOLLM2, STUDY, ENGINE, QWEN, STRUCTURED = (
+    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen", "structured")
 )
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
@@ -418,8 +420,12 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/qwen/speed.md": [
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
+        lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
+        lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b-sampled.csv")),
+        lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
+    "benchmarks/structured/tool_calls.md": [lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))],
     "benchmarks/smollm2/amounts.md": [
         lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SYSTEMS),
         lambda: amounts.gain_lines(drafted("amounts.csv"), FORWARD),
