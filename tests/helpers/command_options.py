@@ -44,6 +44,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
         program = getattr(import_module(module), attribute)
         if isinstance(program, typer.Typer):
             for each in program.registered_commands:
+                assert each.callback is not None
                 yield (name, each.name or each.callback.__name__.replace("_", "-")), parameters(each.callback)
         else:
             yield (name,), parameters(program)
