@@ -96,7 +96,8 @@ def corpus(written: Path, kinds: list[str], folder: Path) -> None:
     stated = [number for number in numbers if own.file(number).exists()]
     texts, states = list[Texts](), list[torch.Tensor]()
     for number in stated or numbers:
-        shard, kept = allowed(Texts.load(directory.file(number)), kinds[number * size :])
+        shard = Texts.load(directory.file(number))
+        kept = allowed(len(shard), kinds[number * size :])
         texts.append(shard.chosen(kept))
         if stated:
             rows = load_file(own.file(number))[LAST].split(shard.answer_lengths.tolist())
@@ -112,13 +113,14 @@ def corpus(written: Path, kinds: list[str], folder: Path) -> None:
             save_states(to.file(0), every.chosen(rows), {LAST: torch.cat([states[row] for row in rows])})
         save(every.chosen(rows), path)
     if others := sorted({*numbers} - {*(stated or numbers)}):
-        more = [allowed(Texts.load(directory.file(number)), kinds[number * size :]) for number in others]
-        save(Texts.joined([shard.chosen(kept) for shard, kept in more]), folder / "more.npz")
+        shards = ((number, Texts.load(directory.file(number))) for number in others)
+        more = [shard.chosen(allowed(len(shard), kinds[number * size :])) for number, shard in shards]
+        save(Texts.joined(more), folder / "more.npz")
 
 
-def allowed(shard: Texts, kinds: list[str]) -> tuple[Texts, list[int]]:
-    """A shard, and which of its texts may be used.  kinds: of its prompts and those after them."""
-    return shard, [row for row in range(len(shard)) if kinds[row] not in LEFT_OUT]
+def allowed(texts: int, kinds: list[str]) -> list[int]:
+    """Which of a shard's texts may be used.  kinds: of its prompts and those after them."""
+    return [row for row in range(texts) if kinds[row] not in LEFT_OUT]
 
 
 def save(texts: Texts, path: Path) -> None:

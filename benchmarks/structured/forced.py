@@ -28,6 +28,7 @@ from benchmarks.common import (
     read_csv,
     run,
     signature,
+    stamped,
     table,
     with_interval,
     write_csv,
@@ -106,7 +107,7 @@ def main() -> None:
         loaded = load(args.model)
         eos = (loaded.prompts.eos_ids or loaded.target.eos_ids)[0]
         rows, left_out = measure(args.schemas, model_tokens(loaded.tokenizer, loaded.target.vocab_size), eos)
-        write_csv(args.output, rows)
+        write_csv(args.output, stamped(rows, loaded.folder))
         write_json(args.output.with_suffix(".json"), signature(model=args.model, left_out=dict(left_out)))
         err.print(f"left out: {dict(left_out)}", style="dim")
     table("forced tokens", HEAD, lines_of(read_csv(args.output)))

@@ -10,7 +10,7 @@ import pytest
 from latticebpd.cli.json_option import with_json
 from tests.helpers.command_options import COMMAND_LIST
 from tests.helpers.commands import Run
-from tests.helpers.writing_commands import BEGUN, COMMANDS, made_inputs
+from tests.helpers.writing_commands import BEGUN, COMMANDS
 
 MORE = {
     "rescore": "rescore lattices --lm lm.fst -p 2",
@@ -24,15 +24,6 @@ MORE = {
 @pytest.mark.parametrize(("words", "given"), COMMAND_LIST, ids=[" ".join(words) for words, _ in COMMAND_LIST])
 def test_every_command_has_the_option(words: tuple[str, ...], given: list[object]) -> None:
     assert "--json" in {each.flag for each in given}  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        made_inputs(folder)
-    return folder
 
 
 LINES = {name: line for name, line in {**COMMANDS, **MORE}.items() if name not in BEGUN or name == "train hidden"}

@@ -14,19 +14,10 @@ import pytest
 from safetensors import safe_open
 
 from tests.helpers.forked_commands import Ended, run_forked
-from tests.helpers.writing_commands import BEGUN, COMMANDS, made_inputs
+from tests.helpers.writing_commands import BEGUN, COMMANDS
 
 KILLS = 6
 """How often a command is killed before it may end."""
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        made_inputs(folder)
-    return folder
 
 
 @pytest.fixture
