@@ -1,8 +1,9 @@
 // Formats of weights: GGUF's blocks, and how they lie in the engine's panels.
 //
 // A quantized weight is s q + m: q an integer of few bits, s and m of a group of 32 inputs (q6_k: of 16). A panel has
-// 16 outputs. Its weights come first, group after group, four inputs of an output next to each other, as multiply-add
-// instructions take them; then the scales of its groups. The layout is lossless; sizes are rounded up to bytes.
+// 16 outputs and lies group after group, so that it is read from one end to the other: first a group's weights, four
+// inputs of an output next to each other, as multiply-add instructions take them, then its scales. The layout is
+// lossless; sizes are rounded up to bytes.
 #pragma once
 
 #include <bit>
@@ -45,6 +46,7 @@ struct Format {
     [[gnu::always_inline]] constexpr std::size_t scale_bytes() const {
         return kOutputs * (is_k_quant ? 2 + parts + 3 * minima : 2 + 2 * minima);
     }
+    [[gnu::always_inline]] constexpr std::size_t group_bytes() const { return weight_bytes() + scale_bytes(); }
 };
 
 [[noreturn]] void refuse_type(Type type);

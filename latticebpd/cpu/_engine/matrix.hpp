@@ -69,15 +69,14 @@ class Matrix {
         errors.resize(count() * kOutputs);
         rounded->fill([&](std::size_t output, std::uint8_t* panel) {
             const std::uint8_t* own = panels_ + output / kOutputs * panel_bytes(type, inputs);
-            const std::uint8_t* scales = own + inputs / kGroup * kOwn.weight_bytes();
             double lower = 0.0, total = 0.0;
-            for (std::size_t group = 0; group < inputs / kGroup; ++group) {
-                const double scale = read_scale(kOwn, scales + group * kOwn.scale_bytes(), output % kOutputs, 0);
+            for (std::size_t group = 0; group < inputs / kGroup; ++group, own += kOwn.group_bytes()) {
+                const double scale = read_scale(kOwn, own + kOwn.weight_bytes(), output % kOutputs, 0);
                 int lower_squares = 0, squares = 0;
                 Group to{};
                 for (std::size_t i = 0; i < kGroup; ++i) {
                     const WeightIndex index(output % kOutputs, i);
-                    const int q = read_q(kOwn, own + group * kOwn.weight_bytes(), index) - kOwn.offset;
+                    const int q = read_q(kOwn, own, index) - kOwn.offset;
                     const int upper = std::min(kMost, (q + kStep / 2) >> kLower);
                     to.q[i] = static_cast<std::uint8_t>(upper + kOther.offset);
                     lower_squares += (q - kStep * upper) * (q - kStep * upper);
@@ -103,9 +102,7 @@ class Matrix {
         bias_ = std::move(bias);
     }
 
-    Panels panels() const {
-        return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs, memory_->exceeds_caches()};
-    }
+    Panels panels() const { return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs}; }
     std::size_t width() const { return panel_width(type); }
     std::size_t count() const { return (outputs + width() - 1) / width(); }
     std::size_t bytes() const { return count() * panel_bytes(type, inputs); }
@@ -119,11 +116,11 @@ class Matrix {
             return;
         }
         const Format format = format_of(type);
-        const std::uint8_t* scales = panel + inputs / kGroup * format.weight_bytes();
         for (std::size_t i = 0; i < inputs; ++i) {
             const WeightIndex index(output % kOutputs, i % kGroup);
-            const std::uint8_t q = read_q(format, panel + i / kGroup * format.weight_bytes(), index);
-            to[i] = read_weight(format, scales + i / kGroup * format.scale_bytes(), output % kOutputs, i % kGroup, q);
+            const std::uint8_t* group = panel + i / kGroup * format.group_bytes();
+            const std::uint8_t* scales = group + format.weight_bytes();
+            to[i] = read_weight(format, scales, output % kOutputs, i % kGroup, read_q(format, group, index));
         }
     }
 
@@ -148,10 +145,9 @@ class Matrix {
 
     void put(std::uint8_t* panel, std::size_t output, std::size_t group, const Group& from) const {
         const Format format = format_of(type);
-        std::uint8_t* const scales = panel + inputs / kGroup * format.weight_bytes() + group * format.scale_bytes();
-        for (std::size_t i = 0; i < kGroup; ++i)
-            write_q(format, panel + group * format.weight_bytes(), WeightIndex(output, i), from.q[i]);
-        write_scales(format, scales, output, from);
+        std::uint8_t* const own = panel + group * format.group_bytes();
+        for (std::size_t i = 0; i < kGroup; ++i) write_q(format, own, WeightIndex(output, i), from.q[i]);
+        write_scales(format, own + format.weight_bytes(), output, from);
     }
 
     std::shared_ptr<WeightMemory> memory_;

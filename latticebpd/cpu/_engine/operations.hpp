@@ -37,13 +37,12 @@ struct QuantizedRows {
     QuantizedGroup* numbers;  // [num_groups, rows]
 };
 
-// A matrix [outputs, inputs] in panels; bias: [panels, width] or null. streamed: each pass reads it from memory.
+// A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
 struct Panels {
     Type type;
     const std::uint8_t* weights;
     const float* bias;
     std::size_t outputs, inputs;
-    bool streamed;
 };
 
 struct Rotation {
@@ -111,8 +110,7 @@ struct Operations {
 inline std::size_t panel_width(Type type) { return is_quantized(type) ? kOutputs : 2 * kOutputs; }
 [[gnu::always_inline]] inline std::size_t panel_bytes(Type type, std::size_t inputs) {
     if (!is_quantized(type)) return inputs * 2 * kOutputs * (type == Type::kF32 ? 4 : 2);
-    const Format format = format_of(type);
-    return inputs / kGroup * (format.weight_bytes() + format.scale_bytes());
+    return inputs / kGroup * format_of(type).group_bytes();
 }
 // Numbers of scratch memory that `attend` takes for so many columns.
 inline std::size_t attention_scratch(const Attention& a, std::size_t columns) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,14 +37,10 @@ class WeightMemory {
         }
         std::uint8_t* taken = next_;
         std::memset(taken, 0, count);
-        taken_ += count;
         next_ += count;
         left_ -= count;
         return taken;
     }
-
-    // Whether it exceeds the outer caches of most cores, so that each pass reads it from memory.
-    bool exceeds_caches() const { return taken_ > std::size_t{32} << 20; }
 
   private:
     static constexpr std::size_t kPage = 1 << 21, kBlock = 8 * kPage;
@@ -57,7 +52,6 @@ class WeightMemory {
     std::vector<Block> blocks_;
     std::uint8_t* next_ = nullptr;
     std::size_t left_ = 0;
-    std::atomic<std::size_t> taken_ = 0;
 };
 
 // Memory that a thread keeps from pass to pass, since an allocation costs more than filling it; aligned for vectors.
