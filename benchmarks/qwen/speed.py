@@ -56,11 +56,11 @@ def questions(path: Path, most: int | None) -> list[tuple[str, str, str]]:
     return asked[:most]
 
 
-def loaded_by_system(model: str) -> dict[str, Loaded]:
+def loaded_by_system(model: str, systems: Sequence[str]) -> dict[str, Loaded]:
     """The model with what each of our systems drafts from; other systems have all that there is."""
-    whole = load(model)
-    file, ngram = whole.folder / GGUF_NAME, ASSETS / CATALOGUE[model].assets[0] / "lm.fst"
-    loaded = {TEXT: load(file), NGRAM: load(file, ngram), DEFAULT: whole}
+    loaded = {DEFAULT: load(model)}
+    file, ngram = loaded[DEFAULT].folder / GGUF_NAME, ASSETS / CATALOGUE[model].assets[0] / "lm.fst"
+    loaded |= {name: load(file, lm) for name, lm in ((TEXT, None), (NGRAM, ngram)) if name in systems}
     for each in loaded.values():
         _ = each.costs  # measured once a day, before any question
     return loaded
@@ -75,7 +75,7 @@ def measure(
     model: str, asked: Sequence[tuple[str, str, str]], systems: Sequence[str], new_tokens: int, temperature: float
 ) -> list[Row]:
     """A row for each question and system; ValueError where the systems' greedy texts differ."""
-    loaded, rng, rows = loaded_by_system(model), Random(0), list[Row]()
+    loaded, rng, rows = loaded_by_system(model, systems), Random(0), list[Row]()
     for number, (name, kind, text) in enumerate(asked):
         ids, texts = loaded[DEFAULT].encode(text), dict[str, list[int]]()
         for system in rng.sample(systems, len(systems)):

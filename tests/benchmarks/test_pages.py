@@ -22,6 +22,7 @@ from benchmarks import (
     bench_rescoring,
     bench_word_lattices,
     gad_recipe,
+    pictures,
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.qwen import peers
@@ -95,32 +96,6 @@ def tree_tasks() -> Cells:
     names = ("vanilla", "16-best", "16-tree", "16-copies", "copies+16-tree", *(f"{n} {trees.ALL}" for n in (16, 64)))
     systems = [replays()["spec-bench", name] for name in (*names, "oracle")]
     return [[None, *(f"{efficiency(each[part]):.2f}" for each in systems)] for part in parts]
-
-
-def readme() -> Cells:
-    counts = {name: each for (of, name), each in replays().items() if of == "spec-bench"}
-
-    def row(system: str, *pairs: tuple[str, str]) -> list[str | None]:
-        own = counts[system]
-        gains = []
-        for other, words in pairs:
-            value, low, high = (100 * each for each in pooled(own[:, 0], own[:, 1], counts[other].T[:2]))  # type: ignore[arg-type]
-            gains.append(f"{value:+.1f} % ({low:.1f} to {high:.1f}) {words}")
-        verified = f"{own[:, 2].sum() / own[:, 1].sum():.0f}"
-        return [None, verified, shown(*pooled(own[:, 0], own[:, 1])), ", ".join(gains)]
-
-    sixteen, sixty_four = (f"{size} {trees.ALL}" for size in (16, 64))
-    return [
-        row("vanilla"),
-        row("16-best:0-gram"),
-        row("16-best", ("16-best:0-gram", "by the 4-gram")),
-        row("16-tree:0-gram"),
-        row("16-tree", ("16-tree:0-gram", "by the 4-gram")),
-        row("copies+16-tree", ("16-tree", "over the tree")),
-        row(sixteen, ("16-tree", "over the tree"), ("copies+16-tree", "over copies + tree")),
-        row(sixty_four, ("64-tree", "over the tree of 64 nodes")),
-        row("oracle"),
-    ]
 
 
 FORWARD, CONDITIONED = amounts.HEADS.values()
@@ -263,21 +238,6 @@ def harness() -> Cells:
     ]  # fmt: skip
 
 
-def readme_speeds() -> Cells:
-    """Of the page's table, in whole numbers."""
-    own = decodes("answers.csv")
-
-    def cell(*keys: tuple[str, str]) -> str:
-        return " / ".join(shown(*pooled(own[key]["tokens"] * 1e3, own[key]["wall_ms"]), places=0) for key in keys)
-
-    q4_0, q4_1, openvino, lookup = PEERS
-    rows = [[cell(q4_1, q4_0), ""], [cell(openvino, lookup), f"{own[lookup]['same'].sum():.0f} of 130"]]
-    for drafts in ("", "default", "2-calibrated"):
-        key = "latticebpd Q4_1", drafts
-        rows.append([cell(key), f"{own[key]['same'].sum():.0f} of 130" if drafts else ""])
-    return [[None, *row] for row in rows]
-
-
 def tasks() -> Cells:
     counts = decodes("answers.csv")
     return [
@@ -395,7 +355,7 @@ def searches(number: int) -> Table:
 
 
 PAGES: dict[str, list[Table]] = {
-    "README.md": [readme, readme_speeds],
+    "README.md": [WORDS, pictures.lines_of_speeds],
     "benchmarks/README.md": [WORDS] * 6,  # quotes the other pages
     "benchmarks/bundled/make.md": [demo],
     "benchmarks/engine/engine.md": [
@@ -614,8 +574,13 @@ def test_the_median_gain_of_calibrated_trees_is_the_one_quoted() -> None:
     words = [
         f"{100 * gain:.0f} %" for gain in (np.median(gains), efficiency(calibrated[rest]) / efficiency(tree[rest]) - 1)
     ]
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"the median text gains {words[0]}, all without the ten best {words[1]}" in readme
+    page = " ".join((ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8").split())
+    assert f"median text {words[0]}, without the ten best {words[1]}" in page
+
+
+@pytest.mark.parametrize(("name", "draw"), [("speed.svg", pictures.bars), ("decodes.svg", pictures.decodes)])
+def test_the_readme_s_pictures_are_those_of_the_rows(name: str, draw: Callable[[], str]) -> None:
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == draw()
 
 
 def test_a_figure_has_what_each_step_gains_by_how_far_drafters_walk() -> None:
