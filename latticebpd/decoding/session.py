@@ -185,14 +185,6 @@ class PendingTokens:
             return len(tokens) - count > 1
         return False
 
-    def copy_of(self, other: PendingTokens) -> bool:
-        """Go on after what another single row has read of the same prompt; False, and nothing, on PyTorch."""
-        if not (isinstance(self.verifier, EngineVerifier) and isinstance(other.verifier, EngineVerifier)):
-            return False
-        self.verifier.copy_of(other.verifier)
-        self.tokens, self._prefill = [list(tokens) for tokens in other.tokens], False
-        return True
-
     def join(self, other: PendingTokens) -> None:
         """Go on with another's rows too, after these; ValueError unless both are on an engine."""
         if not (isinstance(self.verifier, EngineVerifier) and isinstance(other.verifier, EngineVerifier)):

@@ -107,11 +107,14 @@ class AnswerResponse(Response):
             if (refused := self._refused(progress)) is not None:
                 return refused
             parts[index].append(progress)
-        choices = [self._whole(index, own) for index, own in enumerate(parts)]
-        return JSONResponse({**self.head, "choices": choices, "usage": self.usage})
+        return JSONResponse(self.whole(parts))
 
-    def _whole(self, index: int, parts: Sequence[Progress]) -> dict[str, Any]:
-        """An answer of which these are all the parts."""
+    def whole(self, parts: Sequence[Sequence[Progress]]) -> dict[str, Any]:
+        """The answers that have ended.  parts: of each, all of them."""
+        choices = [self._ended(index, own) for index, own in enumerate(parts)]
+        return {**self.head, "choices": choices, "usage": self.usage}
+
+    def _ended(self, index: int, parts: Sequence[Progress]) -> dict[str, Any]:
         text, log_probs = "".join(part.text for part in parts), [each for part in parts for each in part.log_probs]
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
@@ -133,17 +136,17 @@ class AnswerResponse(Response):
             for number, content in enumerate(contents):
                 yield self._chunk(index, content, () if number else progress.log_probs)
             if progress.reason == ERROR:
-                yield _event((progress.failure or RequestError(500, FAILED)).body)
+                yield event((progress.failure or RequestError(500, FAILED)).body)
                 return
             if progress.reason is not None:
                 yield self._chunk(index, nothing, reason=progress.reason)
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
-            yield _event({**self.head, "choices": [], "usage": self.usage})
+            yield event({**self.head, "choices": [], "usage": self.usage})
         yield "data: [DONE]\n\n"
 
     def _chunk(self, index: int, content: dict[str, Any], log_probs: LogProbs = (), reason: str | None = None) -> str:
         usage = {"usage": self.usage} if self.shows_usage else {}
-        return _event({**self.head, "choices": [self._choice(index, content, log_probs, reason)], **usage})
+        return event({**self.head, "choices": [self._choice(index, content, log_probs, reason)], **usage})
 
     def _choice(self, index: int, content: dict[str, Any], log_probs: LogProbs, reason: str | None) -> dict[str, Any]:
         """An answer or a chunk of it.  content: its text, message or change.  reason: how it ended, if it did."""
@@ -173,7 +176,8 @@ class AnswerResponse(Response):
         }  # fmt: skip
 
 
-def _event(record: dict[str, Any]) -> str:
+def event(record: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
 
 

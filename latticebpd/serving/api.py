@@ -36,6 +36,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
+from latticebpd.serving.page import page
 from latticebpd.serving.penalties import processors_of
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
@@ -87,6 +88,7 @@ class Service:
     def app(self) -> Starlette:
         """The ASGI application; it starts and closes the scheduler."""
         routes = [
+            Route("/", page),
             Route("/health", self.health),
             Route("/metrics", lambda request: Response(self.metrics.page(), media_type=CONTENT_TYPE)),
             Route("/v1/models", self._answered(self.models)),
@@ -218,7 +220,7 @@ class Service:
         where there are tools.
         """
         loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Progress]](), time.monotonic()
-        answers, room = asked.n or 1, self.limits.rows + self.limits.queue
+        answers, room = asked.answers, self.limits.rows + self.limits.queue
         if answers > room:
             raise RequestError(400, f"n: expected up to {room} answers, got {answers}", schema.INVALID, "n")
 
@@ -230,12 +232,10 @@ class Service:
             constraint, prompt = constraint_of(asked, form), encode()
             if asked.log_probs is not None:
                 self.formats.prepare()
-            jobs = [
+            return [
                 self._job(asked, prompt, most, eos_ids, partial(send, index), arrived, constraint, index)
                 for index in range(answers)
             ]
-            jobs[0].twins = jobs[1:]
-            return jobs
 
         try:
             with self.scheduler.place(answers):

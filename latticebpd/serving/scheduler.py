@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
@@ -87,8 +87,7 @@ class Job:
     batch: its only row, of which nothing has been read.
     send: called by the scheduler's thread.
     deadline, arrived: on the monotonic clock, in seconds.
-    twins: later answers to the same request, which wait until this one has read their prompt.
-    shares_prompt: whether another one has read its prompt.
+    counts: what it has cost so far.
     """
 
     batch: RowBatch
@@ -97,8 +96,6 @@ class Job:
     deadline: float
     arrived: float
     cancelled: bool = False
-    twins: Sequence[Job] = ()
-    shares_prompt: bool = False
     counts: Counts = field(default_factory=Counts)
     row: Row = field(init=False)
 
@@ -122,11 +119,6 @@ class Job:
         """Those of the tokens since the last call."""
         new, self.row.log_probs = self.row.log_probs, []
         return list(zip(new, self.answer.offsets[self.new_tokens - len(new) :], strict=True)) if new else ()
-
-    def share_prompt(self) -> None:
-        """Let the twins go on after the prompt that this one has read, but for its last token; engine only."""
-        for twin in self.twins:
-            twin.shares_prompt = twin.batch.unread.copy_of(self.batch.unread)
 
 
 class Scheduler:
@@ -270,7 +262,6 @@ class Scheduler:
             if not done:
                 continue
             self._reading.remove(job)
-            job.share_prompt()
             if self._batch is None or not self._batch.rows:
                 self._batch = job.batch
             else:
@@ -334,7 +325,7 @@ class Scheduler:
     def _count(self, job: Job, step: Step) -> None:
         if not job.counts.tokens:
             self.metrics.first.observe(time.monotonic() - job.arrived)
-            self.metrics.prompt_tokens.inc(0 if job.shares_prompt else job.prompt_tokens)
+            self.metrics.prompt_tokens.inc(job.prompt_tokens)
         accepted = min(len(step.accepted), len(step.committed))
         job.counts += Counts(len(step.committed), step.prefill, not step.prefill, len(step.tree), accepted)
         self.metrics.calls.inc(not step.prefill)

@@ -16,8 +16,8 @@ WITHOUT_EFFECT = frozenset({
     "parallel_tool_calls", "prediction",
 })  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
+    **dict.fromkeys(("n", "best_of"), (1,)),
+    **dict.fromkeys(("logprobs", "echo"), (False,)),
     **dict.fromkeys(("tools", "functions"), ([],)),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
@@ -143,7 +143,6 @@ class GenerationRequest(Part):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
-    n: int | None = Field(None, ge=1, le=MAX_ANSWERS)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -162,13 +161,28 @@ class GenerationRequest(Part):
     @property
     def log_probs(self) -> int | None:
         """How many of the most probable tokens are asked for at each position; None: no log-probabilities."""
-        raise NotImplementedError
+        return None
+
+    @property
+    def answers(self) -> int:
+        """How many answers are asked for."""
+        return 1
+
+
+class AnswersRequest(GenerationRequest):
+    """What may have several answers.  n: how many."""
+
+    n: int | None = Field(None, ge=1, le=MAX_ANSWERS)
+
+    @property
+    def answers(self) -> int:
+        return self.n or 1
 
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(AnswersRequest):
     """``/v1/completions``; prompt: a text, or its token ids."""
 
     prompt: str | list[TokenId] | Annotated[list[str] | list[list[TokenId]], Field(min_length=1, max_length=1)]
@@ -289,7 +303,7 @@ class NamedTool(Part):
     function: FunctionName
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(AnswersRequest):
     """``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)

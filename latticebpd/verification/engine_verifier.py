@@ -51,10 +51,6 @@ class EngineVerifier:
         self._keep([row], [states], [range(len(tokens))])
         return hidden
 
-    def copy_of(self, other: EngineVerifier) -> None:
-        """Go on as a copy of another verifier of this model and these layers."""
-        self.caches, self.states = [copy(each) for each in other.caches], [copy(each) for each in other.states]
-
     def join(self, other: EngineVerifier) -> None:
         """Take over the rows of another verifier of this model and these layers, after the own ones."""
         self.caches = [*self.caches, *other.caches]
