@@ -44,12 +44,14 @@ class AnswerResponse(Response):
         self.counts = [Counts() for _ in jobs]
         self.is_chat = isinstance(asked, ChatRequest)
         self.shows_usage = asked.stream_options is not None and bool(asked.stream_options.continuous_usage_stats)
+        self.head = {**self._own_head(), **head}
+
+    def _own_head(self) -> dict[str, Any]:
         kind = "chat.completion" if self.is_chat else "text_completion"
-        self.head = {
+        return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if self.is_chat and asked.stream else kind,
+            "object": f"{kind}.chunk" if self.is_chat and self.asked.stream else kind,
             "created": int(time.time()),
-            **head,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,10 +34,11 @@ from latticebpd.serving import schema
 from latticebpd.serving.answer_log_probs import LogProbFormats
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
+from latticebpd.serving.chat_page import page
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
-from latticebpd.serving.page import page
 from latticebpd.serving.penalties import processors_of
+from latticebpd.serving.responses import ResponsesRequest, ResponsesResponse
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
 from latticebpd.serving.structured import constraint_of
@@ -95,6 +96,7 @@ class Service:
             Route("/v1/models/{name:path}", self._answered(self.model)),
             Route("/v1/completions", self._answered(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._answered(self.chat_completions), methods=["POST"]),
+            Route("/v1/responses", self._answered(self.responses), methods=["POST"]),
         ]
         handlers: Any = {HTTPException: _http_error}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -167,21 +169,33 @@ class Service:
 
     async def chat_completions(self, request: Request) -> Response:
         asked = await self._read(request, schema.ChatRequest)
-        prompts: Any = self.loaded.prompts
-        if not self.loaded.in_chat:
-            raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
+        self._check_chats()
         turns = [message.turn for message in asked.messages]
         shown = None if asked.tool_choice == "none" or not asked.tools else [tool.offer for tool in asked.tools]
         form = None
         if shown or asked.has_calls:
             form = format_of(self.loaded.tokenizer.get_chat_template())
         most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
+        ids = partial(self._chat_ids, turns, shown)
+        return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, form if shown else None)
 
-        def ids() -> list[int]:
-            self._fitting(*(turn["content"] for turn in turns))
-            return list(prompts.ids(self._fitting(prompts.prompt_text(turns, shown))))
+    async def responses(self, request: Request) -> Response:
+        asked = await self._read(request, ResponsesRequest)
+        self._check_chats()
+        most = asked.max_output_tokens or asked.max_tokens or self.limits.max_tokens
+        ids = partial(self._chat_ids, asked.turns)
+        return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, kind=ResponsesResponse)
 
-        return await self._submit(asked, ids, most, prompts.eos_ids, form if shown else None)
+    def _check_chats(self) -> None:
+        """RequestError of a model without a chat template."""
+        if not self.loaded.in_chat:
+            raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
+
+    def _chat_ids(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The tokens of a conversation with these tools; ValueError for one that is too long or unfit."""
+        prompts: Any = self.loaded.prompts
+        self._fitting(*(turn["content"] for turn in turns))
+        return list(prompts.ids(self._fitting(prompts.prompt_text(turns, tools))))
 
     def _fitting(self, *texts: str) -> str:
         """Texts in a row; ValueError for those that are too long to be tokenized."""
@@ -213,11 +227,12 @@ class Service:
         most: int,
         eos_ids: list[int] | None = None,
         form: ToolFormat | None = None,
+        kind: type[AnswerResponse] = AnswerResponse,
     ) -> Response:
         """The answer to a request.
 
         encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.  form: of calls,
-        where there are tools.
+        where there are tools.  kind: what it is written as.
         """
         loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Progress]](), time.monotonic()
         answers, room = asked.answers, self.limits.rows + self.limits.queue
@@ -245,7 +260,7 @@ class Service:
             raise RequestError(400, str(error), "invalid_prompt") from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
         head = {"model": self.name, "system_fingerprint": fingerprint}
-        return AnswerResponse(self.scheduler, asked, jobs, events, form, self.formats, **head)
+        return kind(self.scheduler, asked, jobs, events, form, self.formats, **head)
 
     def _job(
         self,

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 @cache
 def _page() -> tuple[str, dict[str, str]]:
     """The page and its headers, with which a browser runs the page's own style and script and no others."""
-    text = files("latticebpd.serving").joinpath("page.html").read_text(encoding="utf-8")
+    text = files("latticebpd.serving").joinpath("chat_page.html").read_text(encoding="utf-8")
     script, style = (_hash(*re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)) for tag in ("script", "style"))
     policy = {
         "default-src": "'none'", "script-src": script, "style-src": style, "img-src": "data:",
