@@ -128,11 +128,11 @@ class AnswerResponse(Response):
         for index in range(len(self.jobs)) if self.is_chat else ():
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
         async for index, progress in self._news(first):
-            contents = [{"text": progress.text}] if progress.text else []
+            nothing: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
+            contents: list[dict[str, Any]] = [{"text": progress.text}] if progress.text else []
             if self.is_chat:
                 changes = self.readers[index].read(progress.text, progress.reason is not None)
                 contents = [{"delta": change} for change in changes]
-            nothing: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
             if progress.log_probs and not contents:
                 contents = [nothing]
             for number, content in enumerate(contents):

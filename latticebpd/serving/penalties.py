@@ -41,7 +41,7 @@ def processors_of(
         if (largest := max(asked.logit_bias)) >= vocab_size:
             expected = f"expected token ids from 0 to {vocab_size - 1}"
             raise RequestError(400, f"logit_bias: {expected}, got {largest}", INVALID, "logit_bias")
-        biases = [[[token], float(bias)] for token, bias in asked.logit_bias.items()]
+        biases: Any = [[[token], float(bias)] for token, bias in asked.logit_bias.items()]
         processors.append(SequenceBiasLogitsProcessor(biases))
     if asked.repetition_penalty not in (None, repetition_penalty):
         processors.append(RepetitionPenaltyLogitsProcessor(float(asked.repetition_penalty)))
