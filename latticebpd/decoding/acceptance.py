@@ -280,26 +280,28 @@ class SpeculativeSampling(Sampling):
 
 Positions = Sequence[tuple[TokenAutomaton, int] | None]
 """For each row its constraint's automaton and the state before its tree; None for a row without a constraint."""
-Adjust = Callable[[int, list[int], Any], Any] | None
-"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors; None without any."""
+Adjust = Callable[[list[int], Any], Any] | None
+"""A row's logits processors: tokens of a path, the logits ``[vocab]`` after it -> processed logits; None: no such."""
 
 
 def accepted_paths(
     rule: Acceptance | Sequence[Acceptance],
     trees: Sequence[DraftTree],
     verified: Verified,
-    adjust: Adjust = None,
+    adjust: Sequence[Adjust] | None = None,
     automata: Positions | None = None,
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.
 
     rule: picks a token at each node; one for all rows, or one for each.
-    adjust: applied to a node's logits before the rule.
+    adjust: applied to a node's logits before the rule, one for each row.
     automata: of rows whose tokens must be legal; ``trees`` hold legal tokens only.
     Returns for each row the accepted nodes, a path from the root, and the token that follows them.
     """
     rules = rule if isinstance(rule, Sequence) else [rule] * len(trees)
     positions = [None] * len(trees) if automata is None else [*automata]
+    adjusts = [None] * len(trees) if adjust is None else [*adjust]
+    is_adjusted = [each is not None for each in adjusts]
     constrained = any(position is not None for position in positions)
 
     def by_rules(rows: Sequence[int], nodes: Sequence[int], logits: Tensor) -> list[int]:
@@ -317,14 +319,18 @@ def accepted_paths(
         return tokens
 
     def adjusted(rows: Sequence[int], nodes: Sequence[int], logits: Tensor) -> Tensor:
-        if adjust is None:
+        if not any(is_adjusted[row] for row in rows):
             return logits
         import torch
 
-        node_logits = zip(rows, nodes, logits, strict=True)
-        return torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in node_logits])
+        lines = list(logits.float())
+        for i, (row, node) in enumerate(zip(rows, nodes, strict=True)):
+            if (own := adjusts[row]) is not None:
+                lines[i] = own(trees[row].tokens[trees[row].path(node)].tolist(), lines[i])
+        return torch.stack(lines)
 
-    is_greedy = [adjust is None and type(each) is Exact for each in rules]
+    is_greedy = [type(each) is Exact and own is None for each, own in zip(rules, adjusts, strict=True)]
+    differ = verified.best_of is not None and len(set(is_greedy)) > 1  # greedy rows need no logits, and others do
 
     def choose_any(rows: Sequence[int], nodes: Sequence[int]) -> list[int]:
         columns = [node + 1 for node in nodes]
@@ -333,10 +339,10 @@ def accepted_paths(
         return by_rules(rows, nodes, adjusted(rows, nodes, verified.logits_of(rows, columns)))
 
     choose: Callable[[list[int], list[int]], list[int]] = choose_any
-    if constrained:
-        choose = LegalChoice(trees, positions, verified, is_greedy, None if adjust is None else adjusted, by_rules)
+    if constrained or differ:
+        choose = LegalChoice(trees, positions, verified, is_greedy, is_adjusted, adjusted, by_rules)
     chosen: dict[tuple[int, int], int] = {}
-    if not constrained and adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
+    if not constrained and not any(is_adjusted) and verified.best_of is None and verified.hidden.device.type != "cpu":
         # One projection for all nodes costs less than a transfer per step. On a CPU, and with processors, logits are
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]

@@ -30,7 +30,8 @@ class LegalChoice:
 
     positions: for each row its automaton and the state before its tree, or None where every token is legal.
     is_greedy: by row, whether it takes the token of the highest logit, as the model computes it.
-    adjusted: applied to logits ``[n, vocab]`` of rows and nodes before the mask; None: nothing is.
+    is_adjusted: by row, whether ``adjusted`` changes its logits.
+    adjusted: applied to logits ``[n, vocab]`` of rows and nodes before the mask.
     by_rules: chooses by the rows' acceptance rules.
     """
 
@@ -40,10 +41,12 @@ class LegalChoice:
         positions: Sequence[tuple[TokenAutomaton, int] | None],
         verified: Verified,
         is_greedy: Sequence[bool],
-        adjusted: Callable[[Sequence[int], Sequence[int], Any], Any] | None,
+        is_adjusted: Sequence[bool],
+        adjusted: Callable[[Sequence[int], Sequence[int], Any], Any],
         by_rules: Callable[[Sequence[int], Sequence[int], Any], list[int]],
     ) -> None:
-        self.positions, self.is_greedy, self.adjusted, self.by_rules = positions, is_greedy, adjusted, by_rules
+        self.positions, self.is_greedy, self.is_adjusted = positions, is_greedy, is_adjusted
+        self.adjusted, self.by_rules = adjusted, by_rules
         self.verified = verified if verified.only is None else verified.only(self._needs_all_logits)
         self.states = [
             None if position is None else tree_states(tree, *position)
@@ -71,8 +74,9 @@ class LegalChoice:
         return not self._node(row, column - 1).is_narrow
 
     def _by_few_logits(self, asked: Sequence[_Node]) -> None:
-        compute, asked = self.verified.some_logits_of, [each for each in asked if each.is_narrow]
-        if compute is None or not asked or self.adjusted is not None:
+        compute = self.verified.some_logits_of
+        asked = [each for each in asked if each.is_narrow and not self.is_adjusted[each.row]]
+        if compute is None or not asked:
             return
         tokens = [np.flatnonzero(each.legal) for each in asked]
         rows, columns = [each.row for each in asked], [each.node + 1 for each in asked]
@@ -100,8 +104,8 @@ class LegalChoice:
             return
         rows, nodes = [each.row for each in asked], [each.node for each in asked]
         logits = self.verified.logits_of(rows, [node + 1 for node in nodes])
-        masked = _masked(asked, logits if self.adjusted is None else self.adjusted(rows, nodes, logits))
-        if self.adjusted is not None:  # processors may have ruled out all that is legal
+        masked = _masked(asked, self.adjusted(rows, nodes, logits))
+        if any(self.is_adjusted[row] for row in rows):  # processors may have ruled out all that is legal
             lost = masked.amax(dim=-1) == -float("inf")
             masked[lost] = _masked(asked, logits)[lost].to(masked.dtype)
         for each, token in zip(asked, self.by_rules(rows, nodes, masked), strict=True):

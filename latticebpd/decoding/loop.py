@@ -8,7 +8,7 @@ one pass of the target model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from latticebpd.checks import expect
 from latticebpd.constraints.constraint import Constraints
 from latticebpd.decoding.acceptance import Acceptance, Exact, accepted_paths, bound
 from latticebpd.decoding.decode_rows import Ids, SequenceState
+from latticebpd.decoding.log_probs import TokenLogProb, log_probs_of_paths, of_committed
 from latticebpd.decoding.session import PendingTokens, Session, TextCache
 from latticebpd.drafters.drafter import Drafter, State, drafts_forced, needs_hidden, needs_layers
 from latticebpd.drafters.legal_drafts import legal_tree, with_forced
@@ -72,6 +73,7 @@ class Generated:
     trace: what every call did for every row, in order; None if no trace was asked for.
     cut: for each row whether its text ended at its length limit only. Such a text may be no complete one of a
         constraint.
+    log_probs: for each row those of its new tokens; None if they were not asked for.
     """
 
     sequences: Any
@@ -84,6 +86,7 @@ class Generated:
     prefilled: tuple[int, ...]
     trace: list[Step] | None
     cut: tuple[bool, ...] = ()
+    log_probs: list[list[TokenLogProb]] | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -139,6 +142,7 @@ def generate(
     use_cache: bool = True,
     text_cache: TextCache | None = None,
     constraint: Constraints = None,
+    log_probs: int | None = None,
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
@@ -163,10 +167,13 @@ def generate(
     constraint: what the texts may be, such as ``json_schema(...)``: one for all rows, or one for each. The next token
         is then the best legal one, or drawn from the legal ones; needs ``tokenizer``. Of processors that rule out all
         legal tokens the result is ignored. A text that the length limit cuts off may be no text of the constraint.
+    log_probs: keep every new token's log-probability, and those of so many most probable tokens, 0 or more: the target
+        model's own before processors and sampling's filters, over the legal tokens where there is a constraint.
     Raises ValueError: unusable prompts, limits, processors, constraints, generation config or model; the message says
         what to do.
     """
     check_drafter(drafter)
+    expect(log_probs is None or log_probs >= 0, "log_probs >= 0", log_probs)
     session = Session.begin(
         model, input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
         pad_token_id=pad_token_id, stop_strings=stop_strings, tokenizer=tokenizer, logits_processor=logits_processor,
@@ -175,7 +182,7 @@ def generate(
     if streamer is not None:
         check_streamer(len(session.texts))
         streamer.put(array_for(streamer, session.prompts.prefix))
-    return decode(session, drafter, bound(acceptance, session.settings), streamer, trace)
+    return decode(session, drafter, bound(acceptance, session.settings), streamer, trace, log_probs)
 
 
 def check_drafter(drafter: Drafter) -> None:
@@ -192,10 +199,16 @@ def check_streamer(rows: int) -> None:
 
 
 def decode(
-    session: Session, drafter: Drafter, acceptance: Acceptance, streamer: Any = None, trace: bool = False
+    session: Session,
+    drafter: Drafter,
+    acceptance: Acceptance,
+    streamer: Any = None,
+    trace: bool = False,
+    log_probs: int | None = None,
 ) -> Generated:
     """The loop itself, from a new session to the end of its texts; a streamer already has the prompt."""
-    batch, texts = RowBatch.begin(session, drafter, acceptance), session.texts
+    batch, texts = RowBatch.begin(session, drafter, acceptance, log_probs=log_probs), session.texts
+    rows = batch.rows
     prefilled = [0] * len(texts)
     steps: list[Step] = []
     sizes: list[tuple[int, int, int]] = []  # of each call: committed tokens, drafted nodes, depth of the tree
@@ -225,6 +238,7 @@ def decode(
         prefilled=tuple(prefilled),
         trace=steps if trace else None,
         cut=tuple(text.cut for text in texts),
+        log_probs=None if log_probs is None else [row.log_probs for row in rows],
     )
 
 
@@ -236,6 +250,7 @@ class Row:
     rule: bound to the text's settings.
     source: an encoder–decoder's source tokens, else empty.
     hidden: ``[hidden]``, the state that predicted the last token, an array or a tensor; None before the prompt is read.
+    top: most probable tokens that ``log_probs`` have at each position; None: there are no ``log_probs``.
     """
 
     index: int
@@ -243,6 +258,8 @@ class Row:
     rule: Acceptance
     source: Sequence[int] = ()
     hidden: Any = None
+    top: int | None = None
+    log_probs: list[TokenLogProb] = field(default_factory=list)
 
 
 class RowBatch:
@@ -256,12 +273,21 @@ class RowBatch:
         self.unread, self.drafter, self.vocabulary, self.rows, self.num_passes = unread, drafter, vocabulary, rows, 0
 
     @classmethod
-    def begin(cls, session: Session, drafter: Drafter, acceptance: Acceptance, first: int = 0) -> RowBatch:
-        """The rows of a new session, with indices from ``first``."""
+    def begin(
+        cls,
+        session: Session,
+        drafter: Drafter,
+        acceptance: Acceptance,
+        first: int = 0,
+        log_probs: int | None = None,
+    ) -> RowBatch:
+        """The rows of a new session, with indices from ``first``; ``log_probs`` as for `generate`."""
         session.layers = needs_layers(drafter)
         unread = PendingTokens(session.verifier, session.prompts.tokens, session.read)
         texts = zip(session.texts, session.prompts.sources, strict=True)
-        rows = [Row(index, text, acceptance, source) for index, (text, source) in enumerate(texts, first)]
+        rows = [
+            Row(index, text, acceptance, source, top=log_probs) for index, (text, source) in enumerate(texts, first)
+        ]
         return cls(unread, drafter, session.target.vocab_size, rows)
 
     def step(self) -> list[Step]:
@@ -271,17 +297,20 @@ class RowBatch:
         trees = self._draft(drafting)
         verified = self.unread.verify(trees)
         texts = [row.text for row in rows]
-
-        def processed(row: int, path: list[int], logits: Any) -> Any:
-            return texts[row].processed(trees[row].tokens[path].tolist(), logits)
-
-        adjust = processed if any(text.processors for text in texts) else None
+        adjust = [text.processed if text.processors else None for text in texts]
         automata = [None if text.automaton is None else (text.automaton, text.automaton_state) for text in texts]
         paths, next_tokens = accepted_paths([row.rule for row in rows], trees, verified, adjust, automata)
+        chosen = zip(trees, paths, next_tokens, strict=True)
+        tokens = [[*tree.tokens[path].tolist(), token] for tree, path, token in chosen]
+        tops = [row.top for row in rows]
+        asked = any(top is not None for top in tops)
+        log_probs = log_probs_of_paths(tops, paths, tokens, verified, automata) if asked else []
         self.unread.keep(paths, next_tokens)
         steps, hidden = [], verified.hidden
-        for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
-            committed = row.text.commit([*tree.tokens[path].tolist(), token])
+        for i, (row, tree, path) in enumerate(zip(rows, trees, paths, strict=True)):
+            committed = row.text.commit(tokens[i])
+            if row.top is not None:
+                row.log_probs += of_committed(log_probs[i], committed, row.top)
             prefill = row.hidden is None and not len(tree)
             steps.append(Step(self.num_passes, row.index, tree, path, committed, prefill))
             row.hidden = hidden[i, path[-1] + 1 if path else 0]

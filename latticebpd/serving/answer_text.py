@@ -18,6 +18,7 @@ class AnswerText(StoppingCriteria):
     seconds.
 
     text: characters so far, up to the first stop string.
+    offsets: of each token, the characters before it.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
@@ -25,6 +26,7 @@ class AnswerText(StoppingCriteria):
         self.text, self.stopped = "", False
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
+        self.offsets: list[int] = []
         self._sent = 0  # characters that `take` has returned
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
@@ -35,6 +37,7 @@ class AnswerText(StoppingCriteria):
         """The next tokens of the answer."""
         for token in tokens:
             self._tokens.append(token)
+            self.offsets.append(len(self.text))
             self._append(self._stream.step(self.tokenizer.backend_tokenizer, token) or "")
 
     def add_up_to(self, tokens: Sequence[int]) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from latticebpd.serving.scheduler import ERROR, LENGTH, STOP, TIME, Job, Progress, Scheduler
+from latticebpd.serving.answer_log_probs import LogProbFormats, LogProbs
+from latticebpd.serving.scheduler import ERROR, LENGTH, STOP, TIME, Counts, Job, Progress, Scheduler
 from latticebpd.serving.schema import ChatRequest, GenerationRequest, RequestError
-from latticebpd.serving.tools import AnswerReader, message_of
+from latticebpd.serving.tools import AnswerReader, ToolFormat, message_of
 
 TOOL_CALLS = "tool_calls"
 """The ``finish_reason`` of an answer that calls tools."""
@@ -23,27 +24,34 @@ FAILED = "the server failed; its log says how"
 
 
 class AnswerResponse(Response):
-    """A request's answer, as one object or chunk by chunk; its row is freed when the client goes away."""
+    """A request's answers, as one object or chunk by chunk; their rows are freed when the client goes away."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         asked: GenerationRequest,
-        job: Job,
-        events: asyncio.Queue[Progress],
-        reader: AnswerReader,
+        jobs: Sequence[Job],
+        events: asyncio.Queue[tuple[int, Progress]],
+        form: ToolFormat | None,
+        formats: LogProbFormats,
         **head: Any,
     ) -> None:
-        """events: from the scheduler.  reader: of chats.  head: what every object has, such as the model's name."""
+        """events: from the scheduler, each with its answer's index.  form: of calls, in chats with tools.  head: what
+        every object has, such as the model's name."""
         super().__init__(status_code=499)  # until there is a response: the client went away
-        self.scheduler, self.asked, self.job, self.events, self.reader = scheduler, asked, job, events, reader
+        self.scheduler, self.asked, self.jobs, self.events, self.formats = scheduler, asked, jobs, events, formats
+        self.readers = [AnswerReader(form) for _ in jobs]
+        self.counts = [Counts() for _ in jobs]
         self.is_chat = isinstance(asked, ChatRequest)
+        self.shows_usage = asked.stream_options is not None and bool(asked.stream_options.continuous_usage_stats)
+        self.head = {**self._own_head(), **head}
+
+    def _own_head(self) -> dict[str, Any]:
         kind = "chat.completion" if self.is_chat else "text_completion"
-        self.head = {
+        return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if self.is_chat and asked.stream else kind,
+            "object": f"{kind}.chunk" if self.is_chat and self.asked.stream else kind,
             "created": int(time.time()),
-            **head,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +66,7 @@ class AnswerResponse(Response):
                     await response(scope, receive, send)
                 group.cancel_scope.cancel()
         finally:
-            self.scheduler.cancel(self.job)
+            self.scheduler.cancel(*self.jobs)
             self.scheduler.metrics.responses.labels(scope["route"].path, self.status_code).inc()
 
     @staticmethod
@@ -68,69 +76,110 @@ class AnswerResponse(Response):
             pass
         scope.cancel()
 
-    async def _response(self, first: Progress) -> Response:
-        """The answer, or a refusal where the request ended before it began."""
-        if first.reason == TIME and not self.job.new_tokens:
+    async def _news(self, first: tuple[int, Progress]) -> AsyncIterator[tuple[int, Progress]]:
+        """What passes add to answers, each with its index, until all have ended."""
+        news, left = first, len(self.jobs)
+        while True:
+            index, progress = news
+            self.counts[index] = progress.counts
+            yield news
+            left -= progress.reason is not None
+            if not left:
+                return
+            news = await self.events.get()
+
+    def _refused(self, progress: Progress) -> Response | None:
+        """In place of an answer that failed or ended before it began."""
+        if progress.reason == ERROR:
+            return refusal(progress.failure or RequestError(500, FAILED))
+        if progress.reason == TIME and not progress.counts.tokens:
             waited = f"no token within {self.scheduler.limits.seconds:g} seconds; try again later"
             return refusal(RequestError(503, f"expected an answer in time, got {waited}", "overloaded"))
-        if self.asked.stream and first.reason != ERROR:
+        return None
+
+    async def _response(self, first: tuple[int, Progress]) -> Response:
+        """The answers, or a refusal where one of them ended before it began."""
+        if (refused := self._refused(first[1])) is not None:
+            return refused
+        if self.asked.stream:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(self._chunks(first), media_type="text/event-stream", headers=headers)
-        parts, last = [first.text], first
-        while last.reason is None:
-            last = await self.events.get()
-            parts.append(last.text)
-        if last.reason == ERROR:
-            return refusal(last.failure or RequestError(500, FAILED))
-        text = "".join(parts)
-        message = message_of(self.reader.read(text, ended=True))
-        return JSONResponse({**self._object(text, message, last.reason), "usage": self.usage})
+        parts: list[list[Progress]] = [[] for _ in self.jobs]
+        async for index, progress in self._news(first):
+            if (refused := self._refused(progress)) is not None:
+                return refused
+            parts[index].append(progress)
+        return JSONResponse(self.whole(parts))
 
-    async def _chunks(self, progress: Progress) -> AsyncIterator[str]:
-        """The answer as server-sent events."""
+    def whole(self, parts: Sequence[Sequence[Progress]]) -> dict[str, Any]:
+        """The answers that have ended.  parts: of each, all of them."""
+        choices = [self._ended(index, own) for index, own in enumerate(parts)]
+        return {**self.head, "choices": choices, "usage": self.usage}
+
+    def _ended(self, index: int, parts: Sequence[Progress]) -> dict[str, Any]:
+        text, log_probs = "".join(part.text for part in parts), [each for part in parts for each in part.log_probs]
+        content: dict[str, Any] = {"text": text}
         if self.is_chat:
-            yield _event(self._object("", {"role": "assistant", "content": ""}))
-        while True:
+            content = {"message": message_of(self.readers[index].read(text, ended=True))}
+        return self._choice(index, content, log_probs, parts[-1].reason)
+
+    async def _chunks(self, first: tuple[int, Progress]) -> AsyncIterator[str]:
+        """The answers as server-sent events."""
+        for index in range(len(self.jobs)) if self.is_chat else ():
+            yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+        async for index, progress in self._news(first):
+            nothing: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
+            contents: list[dict[str, Any]] = [{"text": progress.text}] if progress.text else []
             if self.is_chat:
-                for change in self.reader.read(progress.text, progress.reason is not None):
-                    yield _event(self._object("", change))
-            elif progress.text:
-                yield _event(self._object(progress.text, {}))
+                changes = self.readers[index].read(progress.text, progress.reason is not None)
+                contents = [{"delta": change} for change in changes]
+            if progress.log_probs and not contents:
+                contents = [nothing]
+            for number, content in enumerate(contents):
+                yield self._chunk(index, content, () if number else progress.log_probs)
+            if progress.reason == ERROR:
+                yield event((progress.failure or RequestError(500, FAILED)).body)
+                return
             if progress.reason is not None:
-                break
-            progress = await self.events.get()
-        if progress.reason == ERROR:
-            yield _event((progress.failure or RequestError(500, FAILED)).body)
-            return
-        yield _event(self._object("", {}, progress.reason))
+                yield self._chunk(index, nothing, reason=progress.reason)
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
-            yield _event({**self.head, "choices": [], "usage": self.usage})
+            yield event({**self.head, "choices": [], "usage": self.usage})
         yield "data: [DONE]\n\n"
 
-    def _object(self, text: str, message: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """An answer or a chunk of it: of a completion the text, of a chat the message."""
-        content = {"delta" if self.asked.stream else "message": message} if self.is_chat else {"text": text}
+    def _chunk(self, index: int, content: dict[str, Any], log_probs: LogProbs = (), reason: str | None = None) -> str:
+        usage = {"usage": self.usage} if self.shows_usage else {}
+        return event({**self.head, "choices": [self._choice(index, content, log_probs, reason)], **usage})
+
+    def _choice(self, index: int, content: dict[str, Any], log_probs: LogProbs, reason: str | None) -> dict[str, Any]:
+        """An answer or a chunk of it.  content: its text, message or change.  reason: how it ended, if it did."""
         finish = None if reason is None else STOP if reason == STOP else LENGTH
-        if finish == STOP and self.is_chat and self.reader.calls and self.reader.complete:
+        reader = self.readers[index]
+        if finish == STOP and self.is_chat and reader.calls and reader.complete:
             finish = TOOL_CALLS
-        return {**self.head, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}
+        written = None
+        if self.asked.log_probs is not None and (log_probs or not self.asked.stream):
+            written = self.formats.of_chat(log_probs) if self.is_chat else self.formats.of_completion(log_probs)
+        return {"index": index, **content, "logprobs": written, "finish_reason": finish}
 
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens, and how many of them drafts saved: OpenAI's counts, and calls of the model, prefill aside."""
-        job = self.job
-        details = {"accepted_prediction_tokens": job.accepted, "rejected_prediction_tokens": job.drafted - job.accepted}
+        total, prompt_tokens = sum(self.counts, Counts()), self.jobs[0].prompt_tokens
+        rejected = total.drafted - total.accepted
         return {
-            "prompt_tokens": job.prompt_tokens,
-            "completion_tokens": job.new_tokens,
-            "total_tokens": job.prompt_tokens + job.new_tokens,
-            "completion_tokens_details": details,
-            "calls": job.calls,
-            "tokens_per_call": (job.new_tokens - job.prefill) / job.calls if job.calls else None,
-        }
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": total.tokens,
+            "total_tokens": prompt_tokens + total.tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": total.accepted, "rejected_prediction_tokens": rejected,
+            },
+            "calls": total.calls,
+            "tokens_per_call": (total.tokens - total.prefill) / total.calls if total.calls else None,
+        }  # fmt: skip
 
 
-def _event(record: dict[str, Any]) -> str:
+def event(record: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
 
 

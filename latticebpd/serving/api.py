@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from latticebpd._version import __version__
 from latticebpd.checks import expect
@@ -30,14 +31,18 @@ from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.loading import Loaded
 from latticebpd.serving import schema
+from latticebpd.serving.answer_log_probs import LogProbFormats
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
+from latticebpd.serving.chat_page import page
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
+from latticebpd.serving.penalties import processors_of
+from latticebpd.serving.responses import ResponsesRequest, ResponsesResponse
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
 from latticebpd.serving.structured import constraint_of
-from latticebpd.serving.tools import AnswerReader, ToolFormat, format_of
+from latticebpd.serving.tools import ToolFormat, format_of
 
 log = logging.getLogger("uvicorn.error")
 
@@ -72,7 +77,10 @@ class Service:
         )
         wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
         expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
-        self.stops = list(GenerationSettings(self.loaded.target).stop_strings)
+        settings = GenerationSettings(self.loaded.target)
+        self.stops = list(settings.stop_strings)
+        self.repetition_penalty = float(settings.config.repetition_penalty or 1.0)
+        self.formats = LogProbFormats(tokenizer, self.loaded.target.vocab_size)
         self.scheduler = Scheduler(self.limits, self.metrics)
         self.created = int(time.time())
         self.loaded.prompts.document("a")  # the first call changes transformers' tokenizers; later ones share them
@@ -81,12 +89,14 @@ class Service:
     def app(self) -> Starlette:
         """The ASGI application; it starts and closes the scheduler."""
         routes = [
+            Route("/", page),
             Route("/health", self.health),
             Route("/metrics", lambda request: Response(self.metrics.page(), media_type=CONTENT_TYPE)),
             Route("/v1/models", self._answered(self.models)),
             Route("/v1/models/{name:path}", self._answered(self.model)),
             Route("/v1/completions", self._answered(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._answered(self.chat_completions), methods=["POST"]),
+            Route("/v1/responses", self._answered(self.responses), methods=["POST"]),
         ]
         handlers: Any = {HTTPException: _http_error}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -132,7 +142,9 @@ class Service:
 
     @property
     def _card(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
+        capabilities = ["completion", *(["chat"] if self.loaded.in_chat else [])]
+        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
+        return {**card, "capabilities": capabilities}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
@@ -157,21 +169,33 @@ class Service:
 
     async def chat_completions(self, request: Request) -> Response:
         asked = await self._read(request, schema.ChatRequest)
-        prompts: Any = self.loaded.prompts
-        if not self.loaded.in_chat:
-            raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
+        self._check_chats()
         turns = [message.turn for message in asked.messages]
         shown = None if asked.tool_choice == "none" or not asked.tools else [tool.offer for tool in asked.tools]
         form = None
         if shown or asked.has_calls:
             form = format_of(self.loaded.tokenizer.get_chat_template())
         most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
+        ids = partial(self._chat_ids, turns, shown)
+        return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, form if shown else None)
 
-        def ids() -> list[int]:
-            self._fitting(*(turn["content"] for turn in turns))
-            return list(prompts.ids(self._fitting(prompts.prompt_text(turns, shown))))
+    async def responses(self, request: Request) -> Response:
+        asked = await self._read(request, ResponsesRequest)
+        self._check_chats()
+        most = asked.max_output_tokens or asked.max_tokens or self.limits.max_tokens
+        ids = partial(self._chat_ids, asked.turns)
+        return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, kind=ResponsesResponse)
 
-        return await self._submit(asked, ids, most, prompts.eos_ids, form if shown else None)
+    def _check_chats(self) -> None:
+        """RequestError of a model without a chat template."""
+        if not self.loaded.in_chat:
+            raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
+
+    def _chat_ids(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The tokens of a conversation with these tools; ValueError for one that is too long or unfit."""
+        prompts: Any = self.loaded.prompts
+        self._fitting(*(turn["content"] for turn in turns))
+        return list(prompts.ids(self._fitting(prompts.prompt_text(turns, tools))))
 
     def _fitting(self, *texts: str) -> str:
         """Texts in a row; ValueError for those that are too long to be tokenized."""
@@ -203,31 +227,40 @@ class Service:
         most: int,
         eos_ids: list[int] | None = None,
         form: ToolFormat | None = None,
+        kind: type[AnswerResponse] = AnswerResponse,
     ) -> Response:
         """The answer to a request.
 
         encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.  form: of calls,
-        where there are tools.
+        where there are tools.  kind: what it is written as.
         """
-        loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[Progress](), time.monotonic()
+        loop, events, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Progress]](), time.monotonic()
+        answers, room = asked.answers, self.limits.rows + self.limits.queue
+        if answers > room:
+            raise RequestError(400, f"n: expected up to {room} answers, got {answers}", schema.INVALID, "n")
 
-        def send(progress: Progress) -> None:
+        def send(index: int, progress: Progress) -> None:
             with suppress(RuntimeError):  # the loop is closed, and nobody reads it
-                loop.call_soon_threadsafe(events.put_nowait, progress)
+                loop.call_soon_threadsafe(events.put_nowait, (index, progress))
 
-        def prepare() -> Job:
-            constraint = constraint_of(asked, form)
-            return self._job(asked, encode(), most, eos_ids, send, arrived, constraint)
+        def prepare() -> list[Job]:
+            constraint, prompt = constraint_of(asked, form), encode()
+            if asked.log_probs is not None:
+                self.formats.prepare()
+            return [
+                self._job(asked, prompt, most, eos_ids, partial(send, index), arrived, constraint, index)
+                for index in range(answers)
+            ]
 
         try:
-            with self.scheduler.place():
-                job = await anyio.to_thread.run_sync(prepare)
-                self.scheduler.submit(job)
+            with self.scheduler.place(answers):
+                jobs = await anyio.to_thread.run_sync(prepare)
+                self.scheduler.submit(*jobs)
         except ValueError as error:
             raise RequestError(400, str(error), "invalid_prompt") from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
         head = {"model": self.name, "system_fingerprint": fingerprint}
-        return AnswerResponse(self.scheduler, asked, job, events, AnswerReader(form), **head)
+        return kind(self.scheduler, asked, jobs, events, form, self.formats, **head)
 
     def _job(
         self,
@@ -238,22 +271,25 @@ class Service:
         send: Sender,
         arrived: float,
         constraint: Constraint | None = None,
+        index: int = 0,
     ) -> Job:
-        """A request, ready to be queued; ValueError for an unusable prompt."""
+        """One of a request's answers, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
         expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
+        own = processors_of(asked, len(prompt), self.loaded.target.vocab_size, self.repetition_penalty)
         answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
         session = Session.begin(
             self.loaded.target, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
             max_new_tokens=min(most, self.limits.max_tokens, room),
             stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
-            constraint=constraint, tokenizer=self.loaded.tokenizer,
+            constraint=constraint, tokenizer=self.loaded.tokenizer, logits_processor=LogitsProcessorList(own),
         )  # fmt: skip
-        batch = RowBatch.begin(session, self.drafter, bound(self._rule(asked), session.settings))
+        rule = bound(self._rule(asked, index), session.settings)
+        batch = RowBatch.begin(session, self.drafter, rule, log_probs=asked.log_probs)
         return Job(batch, answer, send, arrived + self.limits.seconds, arrived)
 
-    def _rule(self, asked: GenerationRequest) -> Acceptance:
-        """Greedy decoding, or sampling with a source of randomness of the request's own."""
+    def _rule(self, asked: GenerationRequest, index: int) -> Acceptance:
+        """Greedy decoding, or sampling with a source of randomness of the answer's own."""
         temperature = self.temperature if asked.temperature is None else asked.temperature
         if not temperature:
             return EXACT
@@ -261,8 +297,9 @@ class Service:
         if asked.seed is None:
             generator.seed()
         else:
-            generator.manual_seed(asked.seed)
-        return Sampling(temperature, asked.top_k or 0, 1.0 if asked.top_p is None else asked.top_p, generator)
+            generator.manual_seed(asked.seed + index)
+        top_p = 1.0 if asked.top_p is None else asked.top_p
+        return Sampling(temperature, asked.top_k or 0, top_p, generator, min_p=asked.min_p)
 
 
 def check_key(key: str | None) -> None:

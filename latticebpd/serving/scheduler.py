@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
 from latticebpd.decoding.loop import Row, RowBatch, Step
+from latticebpd.serving.answer_log_probs import LogProbs
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
@@ -40,17 +41,39 @@ FIRST_COME = 4
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What an answer has cost so far.
+
+    tokens: that it has.  prefill: of them, those that a prefill wrote, 0 or 1.
+    calls, drafted, accepted: passes that had its row, prefill aside; drafted tokens in them, and accepted ones.
+    """
+
+    tokens: int = 0
+    prefill: int = 0
+    calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
 class Progress:
     """What a pass added to an answer.
 
     text: new characters, perhaps none.
     reason: how the request ended; None: it goes on.
     failure: what to tell the client of an error that its request caused.
+    counts: of the answer up to here.
+    log_probs: of the new tokens; none unless they were asked for.
     """
 
     text: str
     reason: str | None = None
     failure: RequestError | None = None
+    counts: Counts = field(default_factory=Counts)
+    log_probs: LogProbs = ()
 
 
 Sender = Callable[[Progress], None]
@@ -59,13 +82,12 @@ CLOSING = "the server is closing"
 
 @dataclass(eq=False)
 class Job:
-    """A request.
+    """A request, or one of its answers.
 
     batch: its only row, of which nothing has been read.
     send: called by the scheduler's thread.
     deadline, arrived: on the monotonic clock, in seconds.
-    calls, drafted, accepted: passes that had its row, prefill aside; drafted tokens in them, and accepted ones.
-    prefill: tokens that a prefill wrote, 0 or 1.
+    counts: what it has cost so far.
     """
 
     batch: RowBatch
@@ -74,10 +96,7 @@ class Job:
     deadline: float
     arrived: float
     cancelled: bool = False
-    calls: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    prefill: int = 0
+    counts: Counts = field(default_factory=Counts)
     row: Row = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +114,11 @@ class Job:
     @property
     def new_tokens(self) -> int:
         return len(self.row.text.tokens) - self.row.text.prompt_length
+
+    def take_log_probs(self) -> LogProbs:
+        """Those of the tokens since the last call."""
+        new, self.row.log_probs = self.row.log_probs, []
+        return list(zip(new, self.answer.offsets[self.new_tokens - len(new) :], strict=True)) if new else ()
 
 
 class Scheduler:
@@ -125,37 +149,39 @@ class Scheduler:
         """Whether requests are taken."""
         return self._thread.is_alive() and not self._closed
 
-    def check_room(self) -> None:
+    def check_room(self, answers: int = 1) -> None:
         """RequestError where a request would be refused now: the server closes, or the queue is full."""
         if not self.alive:
             raise RequestError(503, CLOSING, "closing")
-        if self._preparing + len(self._waiting) + len(self._running) >= self.limits.rows + self.limits.queue:
+        taken = self._preparing + len(self._waiting) + len(self._running)
+        if taken + answers > self.limits.rows + self.limits.queue:
             raise RequestError(429, "expected room in the queue, got none; try again later", "queue_full")
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place in the queue for a request that is being prepared; RequestError where there is none."""
+    def place(self, answers: int = 1) -> Iterator[None]:
+        """A place in the queue for each answer that is being prepared; RequestError where there is none."""
         with self._changed:
-            self.check_room()
-            self._preparing += 1
+            self.check_room(answers)
+            self._preparing += answers
         try:
             yield
         finally:
             with self._changed:
-                self._preparing -= 1
+                self._preparing -= answers
 
-    def submit(self, job: Job) -> None:
-        """Put a request that has a `place` into the queue; RequestError if the server closes."""
+    def submit(self, *jobs: Job) -> None:
+        """Put a request's answers, which have a `place`, into the queue; RequestError if the server closes."""
         with self._changed:
             if not self.alive:
                 raise RequestError(503, CLOSING, "closing")
-            self._waiting.append(job)
+            self._waiting.extend(jobs)
             self._changed.notify()
 
-    def cancel(self, job: Job) -> None:
-        """End a request at the next pass, without another word to its client."""
+    def cancel(self, *jobs: Job) -> None:
+        """End a request's answers at the next pass, without another word to its client."""
         with self._changed:
-            job.cancelled = True
+            for job in jobs:
+                job.cancelled = True
             self._changed.notify()
 
     def drain(self, seconds: float) -> None:
@@ -288,22 +314,20 @@ class Scheduler:
             text = job.row.text
             job.answer.add_up_to(text.new_tokens)
             if not text.finished:
-                if new := job.answer.take():
-                    job.send(Progress(new))
+                new, log_probs = job.answer.take(), job.take_log_probs()
+                if new or log_probs:
+                    job.send(Progress(new, counts=job.counts, log_probs=log_probs))
                 continue
             failed = isinstance(text.automaton, GuardedAutomaton) and text.automaton.failure is not None
             self._end(job, ERROR if failed else LENGTH if text.cut else STOP)
         self._live = [job for job in jobs if not job.row.text.finished]
 
     def _count(self, job: Job, step: Step) -> None:
-        if not job.calls and job.new_tokens == len(step.committed):
+        if not job.counts.tokens:
             self.metrics.first.observe(time.monotonic() - job.arrived)
             self.metrics.prompt_tokens.inc(job.prompt_tokens)
         accepted = min(len(step.accepted), len(step.committed))
-        job.calls += not step.prefill
-        job.prefill += step.prefill
-        job.drafted += len(step.tree)
-        job.accepted += accepted
+        job.counts += Counts(len(step.committed), step.prefill, not step.prefill, len(step.tree), accepted)
         self.metrics.calls.inc(not step.prefill)
         self.metrics.drafted.inc(len(step.tree))
         self.metrics.accepted.inc(accepted)
@@ -315,4 +339,4 @@ class Scheduler:
         self.metrics.seconds.observe(time.monotonic() - job.arrived)
         automaton = job.row.text.automaton
         failure = automaton.failure if isinstance(automaton, GuardedAutomaton) else None
-        job.send(Progress(job.answer.take_rest(), reason, failure))
+        job.send(Progress(job.answer.take_rest(), reason, failure, job.counts, job.take_log_probs()))

@@ -17,18 +17,18 @@ WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0, 0.0)),
     **dict.fromkeys(("logprobs", "echo"), (False,)),
     **dict.fromkeys(("tools", "functions"), ([],)),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "suffix": ("",),
 }
 """Fields that cannot be honoured -> their values that change nothing, besides null."""
 MAX_STOPS, MAX_STOP = 4, 200
 MAX_TOOLS = 128
+MAX_ANSWERS, MAX_TOP, MAX_BIASES = 8, 20, 1024
+"""Of one request: answers, most probable tokens at a position, tokens with a bias."""
 MIN_TEMPERATURE = 0.01
 """Below it, but above 0, probabilities overflow."""
 
@@ -86,10 +86,11 @@ class Part(BaseModel):
 
 
 class StreamOptions(Part):
-    """include_usage: send the usage as a last chunk."""
+    """include_usage: send the usage as a last chunk.  continuous_usage_stats: and in every chunk that so far."""
 
     without_effect = frozenset({"include_obfuscation"})
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(Part):
@@ -137,6 +138,11 @@ class GenerationRequest(Part):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -152,14 +158,39 @@ class GenerationRequest(Part):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def log_probs(self) -> int | None:
+        """How many of the most probable tokens are asked for at each position; None: no log-probabilities."""
+        return None
+
+    @property
+    def answers(self) -> int:
+        """How many answers are asked for."""
+        return 1
+
+
+class AnswersRequest(GenerationRequest):
+    """What may have several answers.  n: how many."""
+
+    n: int | None = Field(None, ge=1, le=MAX_ANSWERS)
+
+    @property
+    def answers(self) -> int:
+        return self.n or 1
+
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(AnswersRequest):
     """``/v1/completions``; prompt: a text, or its token ids."""
 
     prompt: str | list[TokenId] | Annotated[list[str] | list[list[TokenId]], Field(min_length=1, max_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+    @property
+    def log_probs(self) -> int | None:
+        return self.logprobs
 
 
 class TextPart(Part):
@@ -272,7 +303,7 @@ class NamedTool(Part):
     function: FunctionName
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(AnswersRequest):
     """``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
@@ -280,6 +311,12 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+    @property
+    def log_probs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered(self) -> list[Tool]:
@@ -310,6 +347,9 @@ def read_request(kind: type[Kind], body: bytes) -> Kind:
     request.check_extras()
     if isinstance(request, ChatRequest):
         _check_tools(request)
+        if request.top_logprobs and not request.logprobs:
+            expected = f"expected logprobs true with it, got {request.logprobs}"
+            raise RequestError(400, f"top_logprobs: {expected}", INVALID, "top_logprobs")
     if len(request.stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP for stop in request.stops):
         expected = f"expected up to {MAX_STOPS} stop strings of 1 to {MAX_STOP} characters"
         raise RequestError(400, f"stop: {expected}, got {request.stop!r:.60}", INVALID, "stop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,6 +61,31 @@ def test_only_the_exact_rule_takes_the_best_tokens_without_logits() -> None:
     tree = DraftTree.from_paths([[2]])
     assert accepted_paths(Exact(), [tree], shown) == ([[]], [1])
     assert accepted_paths(TopK(2), [tree], shown) == ([[0]], [0])
+
+
+def test_greedy_rows_ask_for_no_logits_for_others_sake() -> None:
+    """Next to rows that sample or have processors, which see their own prefix."""
+    logits = torch.tensor([[[0.0, 2.0, 1.0], [2.0, 1.0, 0.0]]] * 3)
+    asked, prefixes = set[int](), list[list[int]]()
+
+    def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+        asked.update(rows)
+        return logits[list(rows), list(columns)]
+
+    def without_the_best(drafted: list[int], scores: Tensor) -> Tensor:
+        prefixes.append(drafted)
+        return scores.index_fill(0, scores.argmax()[None], -math.inf)
+
+    def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+        return logits[list(rows), list(columns)].argmax(dim=-1).tolist()
+
+    shown = replace(verified(logits), logits_of=logits_of, best_of=best_of)
+    trees = [DraftTree.from_paths([[1]]), DraftTree.from_paths([[2]]), DraftTree.from_paths([[1]])]
+    rules = [Exact(), Exact(), Sampling(temperature=1e-3, top_k=1)]
+    adjust = [None, without_the_best, None]
+    assert accepted_paths(rules, trees, shown, adjust) == ([[0], [0], [0]], [0, 1, 0])
+    assert asked == {1, 2}
+    assert prefixes == [[], [2]]
 
 
 TREES = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), max_size=6).map(DraftTree.from_paths)

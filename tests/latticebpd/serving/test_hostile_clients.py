@@ -145,6 +145,19 @@ GOOD: list[dict[str, Any]] = [
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a", 1]}}},
     },
     {"prompt": "abc", "max_tokens": 3, "structured_outputs": {"regex": "a{1,3}b*", "disable_any_whitespace": True}},
+    {
+        "prompt": "abc", "max_tokens": 3, "temperature": 1, "min_p": 0.1, "n": 2, "logprobs": 3, "presence_penalty": 1,
+        "frequency_penalty": -0.5, "repetition_penalty": 1.2, "logit_bias": {"3": 1.5, "4": -100},
+    },
+    {
+        "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "n": 2,
+        "stream": True, "stream_options": {"continuous_usage_stats": True},
+    },
+    {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "abc"}], "type": "message"}],
+        "instructions": "d", "max_output_tokens": 3, "store": False,
+    },
+    {"input": "abc", "max_output_tokens": 3, "stream": True},
 ]  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, 2**63, -(2**70), 0.5, 1e308, -0.0, "", "a", "é\U0001f600", "\x00", "a" * 3000,
@@ -158,6 +171,10 @@ NAMES = [
     "model",
     "n",
     "logit_bias",
+    "logprobs",
+    "min_p",
+    "repetition_penalty",
+    "input",
     "tool_calls",
     "name",
     "x",
@@ -213,7 +230,7 @@ def test_damaged_requests_are_answered_or_refused_in_openais_form(served: Served
         statuses = dict[int, int]()
         for _ in range(BODIES):
             record = rng.choice(GOOD)
-            path = "chat/completions" if "messages" in record else "completions"
+            path = "chat/completions" if "messages" in record else "responses" if "input" in record else "completions"
             for _ in range(rng.randint(1, 3)):
                 record = damaged(rng, record) or record
             sent = body(rng, record)

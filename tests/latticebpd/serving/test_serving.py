@@ -200,8 +200,25 @@ def said(**fields: Any) -> dict[str, Any]:
         ("completions", {**GOOD, "seed": 2**64}, 400, "seed", "seed"),
         ("completions", {**GOOD, "stop": list("abcde")}, 400, "stop", "up to 4 stop strings"),
         ("completions", {**GOOD, "stop": ""}, 400, "stop", "stop strings of 1 to"),
-        ("completions", {**GOOD, "n": 2}, 400, "n", "cannot honour"),
-        ("completions", {**GOOD, "logprobs": 0}, 400, "logprobs", "cannot honour"),
+        ("completions", {**GOOD, "best_of": 2}, 400, "best_of", "cannot honour"),
+        ("completions", {**GOOD, "n": 0}, 400, "n", "greater than or equal to 1"),
+        ("completions", {**GOOD, "n": 9}, 400, "n", "less than or equal to 8"),
+        ("completions", {**GOOD, "n": True}, 400, "n", "valid integer"),
+        ("completions", {**GOOD, "logprobs": 21}, 400, "logprobs", "less than or equal to 20"),
+        ("completions", {**GOOD, "logprobs": True}, 400, "logprobs", "valid integer"),
+        ("completions", {**GOOD, "top_logprobs": 2}, 400, "top_logprobs", "known field"),
+        ("completions", {**GOOD, "presence_penalty": 2.5}, 400, "presence_penalty", "less than or equal to 2"),
+        ("completions", {**GOOD, "frequency_penalty": "1"}, 400, "frequency_penalty", "valid number"),
+        ("completions", {**GOOD, "repetition_penalty": 0}, 400, "repetition_penalty", "greater than or equal to 0.01"),
+        ("completions", {**GOOD, "repetition_penalty": 1e300}, 400, "repetition_penalty", "less than or equal to 100"),
+        ("completions", {**GOOD, "min_p": 1.5}, 400, "min_p", "less than or equal to 1"),
+        ("completions", {**GOOD, "logit_bias": {"a": 1}}, 400, "logit_bias", "valid integer"),
+        ("completions", {**GOOD, "logit_bias": {"1": 101}}, 400, "logit_bias", "less than or equal to 100"),
+        ("completions", {**GOOD, "logit_bias": {"23": 1}}, 400, "logit_bias", "token ids from 0 to 22, got 23"),
+        ("completions", {**GOOD, "logit_bias": [1]}, 400, "logit_bias", "object"),
+        ("chat/completions", {**CHAT, "logprobs": 1}, 400, "logprobs", "valid boolean"),
+        ("chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs", "logprobs true"),
+        ("chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "equal to 20"),
         ("completions", {**GOOD, "beams": 2}, 400, "beams", "known field"),
         ("completions", {**GOOD, "model": "gpt-4"}, 404, "model", "expected the model 'tiny', got 'gpt-4'"),
         ("completions", {"prompt": "a" * (1 << 20)}, 413, None, "expected a request of up to 1048576 bytes"),
@@ -238,6 +255,7 @@ def test_what_cannot_be_honoured_is_refused_in_openais_form(
 
 def test_neutral_values_and_fields_without_effect_change_nothing(served: Served) -> None:
     fields: Any = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "someone", "logit_bias": {}}
+    fields |= {"repetition_penalty": 1.0, "min_p": 0, "logprobs": False, "top_logprobs": 0}
     fields |= {"response_format": {"type": "text"}, "metadata": {"a": "b"}, "tools": [], "seed": None}
     fields |= said(name=None, tool_calls=[], refusal=None, content=[{**PART, "cache_control": None}])
     fields |= {"stream_options": {"include_usage": False, "include_obfuscation": False}}
