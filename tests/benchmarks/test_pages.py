@@ -176,17 +176,15 @@ def on_a_gpu() -> Cells:
 
 
 # ---------------------------------------------------------------- the engine beside its peers
-def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
-    """Medians of wall-clock and processor time, systems by name unless an order is given."""
+def passes(name: str) -> Cells:
+    """Medians of wall-clock and processor time, systems by name."""
     groups: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for row in read_csv(ENGINE / name):
-        if row["threads"] == threads:
-            times = (float(row["wall_ms"]), float(row["cpu_ms"]))
-            groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
-    assert not systems or {*systems} == {*groups}
+        times = (float(row["wall_ms"]), float(row["cpu_ms"]))
+        groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
     return [
         [each, *("{:.1f} ({:.1f})".format(*np.median(times, axis=0)) for _, times in sorted(groups[each].items()))]
-        for each in systems or sorted(groups)
+        for each in sorted(groups)
     ]
 
 
@@ -398,18 +396,14 @@ PAGES: dict[str, list[Table]] = {
     "README.md": [readme, readme_speeds],
     "benchmarks/README.md": [WORDS] * 6,  # quotes the other pages
     "benchmarks/bundled/make.md": [demo],
-    "benchmarks/engine/engine.md": [
-        WORDS,
-        lambda: passes("passes.csv"),
-        lambda: passes("passes-random.csv"),
-        lambda: passes("passes-two-threads.csv", threads="2"),
-        lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
+    "benchmarks/engine/engine.md": [lambda: passes("passes.csv"), perplexities, WORDS],
+    "benchmarks/engine/machines.md": [
         lambda: passes("passes-zen5.csv"),
         lambda: passes("passes-avx2.csv"),
-        perplexities,
-        harness,
-        servers,
+        lambda: passes("passes-random.csv"),
     ],
+    "benchmarks/engine/servers.md": [servers],
+    "benchmarks/engine/harness.md": [harness],
     "benchmarks/gad_recipe.md": [
         lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe.csv")),
         lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe-windows.csv")),
