@@ -151,17 +151,15 @@ def on_a_gpu() -> Cells:
 
 
 # ---------------------------------------------------------------- the engine beside its peers
-def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
-    """Medians of wall-clock and processor time, systems by name unless an order is given."""
+def passes(name: str) -> Cells:
+    """Medians of wall-clock and processor time, systems by name."""
     groups: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for row in read_csv(ENGINE / name):
-        if row["threads"] == threads:
-            times = (float(row["wall_ms"]), float(row["cpu_ms"]))
-            groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
-    assert not systems or {*systems} == {*groups}
+        times = (float(row["wall_ms"]), float(row["cpu_ms"]))
+        groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
     return [
         [each, *("{:.1f} ({:.1f})".format(*np.median(times, axis=0)) for _, times in sorted(groups[each].items()))]
-        for each in systems or sorted(groups)
+        for each in sorted(groups)
     ]
 
 
@@ -321,20 +319,21 @@ def stern_trees() -> Cells:
     return rows
 
 
-def speeds(name: str, systems: Sequence[str]) -> Cells:
-    rows = {row["system"]: row for row in read_csv(STUDY / name)}
-    return [[None, *(spread(rows[f"{each}, k = {k}"], "speedup") for k in (2, 4, 6, 8, 10))] for each in systems]
-
-
 def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
     measured = superresolution.measures(read_csv(STUDY / "superresolution.csv"))
     columns = [(base, rule) for base in ("frozen", "fine-tuned") for rule in ("exact", "distance 1", "distance 2")]
     return [[None, *(spread(measured[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
 
 
-def recipe(table: Callable[[kim_tables.Counts], str], counts: kim_tables.Counts | None = None) -> Cells:
-    """Of these counts, or of those of the models with nine heads."""
-    _, *rows = next(markdown_tables(table(counts or kim_recipe.counted(STUDY)[9])))
+def rescorers() -> Cells:
+    """Gains over vanilla drafts, on the texts of all tasks."""
+    _, *rows = next(markdown_tables(kim_tables.table_rescorers(kim_tables.Counts(STUDY))))
+    return [[None, *rows[-1][2:7]]]
+
+
+def recipe_gains() -> Cells:
+    """Of the models with nine heads."""
+    _, *rows = next(markdown_tables(kim_recipe.gain_table(kim_recipe.counted(STUDY)[9])))
     return [*rows]
 
 
@@ -358,18 +357,14 @@ PAGES: dict[str, list[Table]] = {
     "README.md": [WORDS, pictures.lines_of_speeds],
     "benchmarks/README.md": [WORDS] * 6,  # quotes the other pages
     "benchmarks/bundled/make.md": [demo],
-    "benchmarks/engine/engine.md": [
-        WORDS,
-        lambda: passes("passes.csv"),
-        lambda: passes("passes-random.csv"),
-        lambda: passes("passes-two-threads.csv", threads="2"),
-        lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
+    "benchmarks/engine/engine.md": [lambda: passes("passes.csv"), perplexities, WORDS],
+    "benchmarks/engine/machines.md": [
         lambda: passes("passes-zen5.csv"),
         lambda: passes("passes-avx2.csv"),
-        perplexities,
-        harness,
-        servers,
+        lambda: passes("passes-random.csv"),
     ],
+    "benchmarks/engine/servers.md": [servers],
+    "benchmarks/engine/harness.md": [harness],
     "benchmarks/gad_recipe.md": [
         lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe.csv")),
         lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe-windows.csv")),
@@ -424,33 +419,26 @@ PAGES: dict[str, list[Table]] = {
         lookups,
     ],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
-    "benchmarks/study/README.md": [WORDS],
-    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 6,
-    "benchmarks/study/kim_failures.md": ["test_study_kim.py"] * 5,
-    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 3,
+    "benchmarks/study/README.md": [rescorers],
+    "benchmarks/study/kim.md": ["test_study_kim.py"] * 3 + [WORDS],
+    "benchmarks/study/kim_failures.md": ["test_study_kim.py"] * 3,
+    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 2,
     "benchmarks/study/kim_recipe.md": [
-        WORDS,
         lambda: [*kim_recipe.efficiency_lines(kim_recipe.counted(STUDY))],
-        lambda: recipe(kim_tables.table_entropy),
-        lambda: recipe(kim_tables.table_correlations),
-        lambda: recipe(kim_recipe.gain_table),
+        recipe_gains,
         lambda: [*kim_recipe.own_lines(STUDY)],
-        lambda: recipe(kim_recipe.gain_table, kim_recipe.own_counts(STUDY)[0]),
-        lambda: recipe(kim_recipe.gain_table, kim_recipe.own_counts(STUDY)[1]),
+        WORDS,
     ],
     "benchmarks/study/stern.md": [
         stern_table,
-        stern_rules,
         stern_trees,
-        lambda: stern.swept(read_csv(STUDY / "stern-sweep.csv")),
-        lambda: speeds("stern-speed.csv", ("distilled", "both", "both, ours")),
+        stern_rules,
     ],
     "benchmarks/study/superresolution.md": [
         lambda: [*images("accepted", (2, 4, 6, 8, 10)), [None] * 7],
         lambda: [*images("MAE", (10,)), *images("PSNR", (10,), 1)],
-        lambda: speeds("superresolution-speed.csv", ("fine-tuned, exact", "fine-tuned, distance 2")),
     ],
-    "benchmarks/study/together.md": [WORDS, "test_study_together.py"],
+    "benchmarks/study/together.md": ["test_study_together.py", WORDS],
     "benchmarks/word_lattices.md": [rows_of("word_lattices.csv", bench_word_lattices.lines_of)],
 }
 """Every table of every page: what makes it again from committed rows, the test that does, or why nothing does."""
@@ -521,6 +509,22 @@ def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str,
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
     assert len(quoted) >= least
     assert quoted <= gains_of_drafters()
+
+
+@pytest.mark.long
+def test_gains_that_the_page_of_kims_recipe_quotes_are_those_of_the_rows() -> None:
+    counts = (kim_recipe.counted(STUDY)[9], *kim_recipe.own_counts(STUDY))
+    gains = " ".join([*map(kim_recipe.gain_table, counts), str(kim_recipe.own_lines(STUDY))])
+    page = (ROOT / "benchmarks/study/kim_recipe.md").read_text(encoding="utf-8").replace("−", "-")
+    quoted = re.findall(r"(-?\d+\.\d) % \((-?\d+\.\d) to (-?\d+\.\d)\)", " ".join(page.split()))
+    assert len(quoted) >= 5
+    assert {*quoted} <= {*re.findall(r"(-?\d+\.\d) \(\+?(-?\d+\.\d) to \+?(-?\d+\.\d)\)", gains)}
+
+
+@pytest.mark.parametrize("page", ["stern", "superresolution"])
+def test_the_greatest_speed_is_the_one_quoted(page: str) -> None:
+    best = max(read_csv(STUDY / f"{page}-speed.csv"), key=lambda row: float(row["speedup"]))
+    assert spread(best, "speedup") in (ROOT / f"benchmarks/study/{page}.md").read_text(encoding="utf-8")
 
 
 TAUGHT = (drafters.TIED, *drafters.LEARNED)
