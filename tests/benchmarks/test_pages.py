@@ -216,7 +216,7 @@ def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     ]
 
 
-MEASURED = ("tokens", "wall_ms", "cpu_ms", "pass_ms", "same", "mib", "start")
+MEASURED = ("tokens", "wall_ms", "same", "mib", "start")
 
 
 @cache
@@ -253,16 +253,14 @@ def answers(file: str = "answers.csv", peers: int | None = None) -> Cells:
     return rows
 
 
-def answers_without_avx512() -> Cells:
-    """Tokens a second with one thread and with two; texts that are those without drafts; the share of processor time
-    outside of passes."""
+def other_processors() -> Cells:
+    """Tokens a second on Zen 5, and over greedy decoding there; on Zen 3 with one thread and with two."""
+    zen5 = dict(zip([*PEERS[:2], *OWN], answers("answers-zen5.csv", peers=2), strict=True))
     one, two, rows = decodes("answers-avx2.csv"), decodes("answers-avx2.csv", "2"), Cells()
     for key in [*PEERS, *PYTORCH, *OWN]:
-        own, other = one[key], two.get(key)
-        outside = f"{100 * (1 - own['pass_ms'].sum() / own['cpu_ms'].sum()):.1f} %" if own["pass_ms"].any() else ""
-        same = f"{own['same'].sum():.0f} of {len(own['same'])}" if key[1] else ""
-        second = "" if other is None else shown(*pooled(other["tokens"] * 1e3, other["wall_ms"]), places=1)
-        rows.append([None, shown(*pooled(own["tokens"] * 1e3, own["wall_ms"]), places=1), second, same, outside])
+        speeds = (shown(*pooled(1e3 * each[key]["tokens"], each[key]["wall_ms"]), places=1) if key in each else ""
+                  for each in (one, two))  # fmt: skip
+        rows.append([None, *zen5.get(key, [None, "", ""])[1:3], *speeds])
     assert len(rows) == len(one)
     return rows
 
@@ -310,20 +308,6 @@ def tasks() -> Cells:
         [None, *(f"{speed(counts[key], counts[key]['task'] == task):.0f}" for task in TASKS)]
         for key in (PEERS[0], *OWN)
     ]
-
-
-def lookups() -> Cells:
-    """Greedy first, then by tokens copied."""
-    groups: dict[str, list[tuple[float, float, int]]] = {}
-    for row in read_csv(ENGINE / "lookup.csv"):
-        counts = (float(row["tokens"]), float(row["wall_ms"]), int(row["same"]))
-        groups.setdefault(row["drafts"], []).append(counts)
-    lines = Cells()
-    for drafts in ("", *(f"prompt lookup {tokens}" for tokens in (3, 5, 10))):
-        tokens, taken, same = np.array(groups[drafts]).T
-        speed = shown(*pooled(1e3 * tokens, taken), places=1)
-        lines.append([None, speed, f"{same.sum():.0f} of {len(same)}" if drafts else ""])
-    return lines
 
 
 def perplexities() -> Cells:
@@ -475,13 +459,7 @@ PAGES: dict[str, list[Table]] = {
         drafting_times,
     ],
     "benchmarks/smollm2/make.md": [on_a_gpu, losses],
-    "benchmarks/smollm2/run.md": [
-        answers,
-        tasks,
-        lambda: answers("answers-zen5.csv", peers=2),
-        answers_without_avx512,
-        lookups,
-    ],
+    "benchmarks/smollm2/run.md": [answers, tasks, other_processors],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [WORDS],
     "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 6,
@@ -542,6 +520,14 @@ def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Ca
     for row, wanted in zip(rows, expected, strict=True):
         cells = row + [""] * (len(wanted) - len(row))
         assert [cell if known is None else known for cell, known in zip(cells, wanted, strict=True)] == cells
+
+
+@pytest.mark.parametrize(
+    ("name", "threads"), [("answers", "1"), ("answers-zen5", "1"), ("answers-avx2", "1"), ("answers-avx2", "2")]
+)
+def test_drafts_of_the_engine_change_no_text(name: str, threads: str) -> None:
+    counts = decodes(f"{name}.csv", threads)
+    assert all(counts[key]["same"].all() for key in OWN)
 
 
 def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
