@@ -458,7 +458,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: unnamed(drafters.learned_lines(drafted())),
         drafting_times,
     ],
-    "benchmarks/smollm2/make.md": [on_a_gpu, losses],
+    "benchmarks/smollm2/make.md": [losses, on_a_gpu],
     "benchmarks/smollm2/run.md": [answers, tasks, other_processors],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [WORDS],
