@@ -125,8 +125,8 @@ def readme() -> Cells:
 
 FORWARD, CONDITIONED = amounts.HEADS.values()
 COMPARED = [*amounts.COMPARED], [*amounts.COMPARED.values()]
-RIGHT = (*amounts.SYSTEMS, *(name for name in amounts.SLOTS if name.endswith(" 1")))
-"""Tokens per call, and how often the first token of a slot is right."""
+WALKED = ("walk", "16 tree", "16 tree, 4-gram", "16 drafter calibrated", "16 calibrated, no text", "16 calibrated")
+GAINED = [f"{one} over {other}" for one, other in amounts.STEPS.values()]
 
 
 @cache
@@ -134,8 +134,12 @@ def drafted(name: str = "drafters.csv") -> drafters.Counts:
     return drafters.counted(read_csv(SMOLLM2 / name))
 
 
-def blocks_by_amount(lines: Callable[[drafters.Counts, amounts.Names], list[list[str]]]) -> list[list[str]]:
-    return amounts.joined(*(lines(drafted("amounts.csv"), names) for names in amounts.BY_LAYERS.values()))
+def by_amount(lines_of: Callable[[drafters.Counts, amounts.Names], list[list[str]]], order: Sequence[str]) -> Cells:
+    """The named lines of the heads of both kinds, one after the other."""
+    lines = (
+        {line[0]: line[1:] for line in lines_of(drafted("amounts.csv"), names)} for names in (FORWARD, CONDITIONED)
+    )
+    return [[None, None, *each[name]] for each in lines for name in order]
 
 
 def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
@@ -143,13 +147,12 @@ def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
     return [[None] * names + [*line[names:]] for line in lines]
 
 
-def by_strength() -> Cells:
+def by_strength(counts: drafters.Counts, names: amounts.Names) -> Cells:
     """Tokens per call of a walk and of trees of 16 nodes; what search, the 4-gram in two ways and the text gain."""
-    rows = Cells()
-    for name, gains in zip(drafters.LADDER, drafters.gain_lines(drafted(), 16, drafters.LADDER), strict=True):
-        systems = ("walk", "16 tree", "16 calibrated, no text", "16 calibrated")
-        per_call = (f"{efficiency(drafted()[name, each]):.3f}" for each in systems)
-        rows.append([name, *per_call, *(gains[number] for number in (1, 4, 6, 7))])
+    rows, steps = Cells(), [*amounts.STEPS.values()][:4]
+    for name in names:
+        per_call = (f"{efficiency(counts[name, each]):.3f}" for each in (WALKED[0], WALKED[1], *WALKED[4:]))
+        rows.append([None, *per_call, *(trees.gain(counts[name, one], counts[name, other]) for one, other in steps)])
     return rows
 
 
@@ -437,22 +440,11 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/structured/tool_calls.md": [lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))],
     "benchmarks/smollm2/amounts.md": [
-        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SYSTEMS),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), FORWARD),
-        lambda: amounts.text_lines(drafted("amounts.csv")),
-        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SLOTS),
-        lambda: amounts.system_lines(drafted("amounts.csv"), CONDITIONED, RIGHT),
-        lambda: amounts.drafter_lines(drafted("amounts.csv"), CONDITIONED, FORWARD, RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), CONDITIONED),
-        lambda: amounts.update_lines(drafted("amounts.csv"), RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.BY_UPDATES),
-        lambda: amounts.system_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT, RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
-        lambda: amounts.drafter_lines(drafted("amounts.csv"), *COMPARED, RIGHT),
-        lambda: blocks_by_amount(lambda counts, names: amounts.system_lines(counts, names, RIGHT)),
-        lambda: blocks_by_amount(amounts.gain_lines),
+        lambda: by_amount(lambda counts, names: amounts.system_lines(counts, names, WALKED), WALKED),
+        lambda: by_amount(amounts.gain_lines, GAINED),
+        lambda: by_strength(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
     ],
-    "benchmarks/smollm2/drafters.md": [by_strength],
+    "benchmarks/smollm2/drafters.md": [lambda: by_strength(drafted(), drafters.LADDER)],
     "benchmarks/smollm2/learned_lattices.md": [
         equal_budgets,
         lambda: unnamed(drafters.learned_lines(drafted())),
