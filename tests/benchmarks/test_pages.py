@@ -100,8 +100,8 @@ def tree_tasks() -> Cells:
 
 FORWARD, CONDITIONED = amounts.HEADS.values()
 COMPARED = [*amounts.COMPARED], [*amounts.COMPARED.values()]
-RIGHT = (*amounts.SYSTEMS, *(name for name in amounts.SLOTS if name.endswith(" 1")))
-"""Tokens per call, and how often the first token of a slot is right."""
+WALKED = ("walk", "16 tree", "16 tree, 4-gram", "16 drafter calibrated", "16 calibrated, no text", "16 calibrated")
+GAINED = [f"{one} over {other}" for one, other in amounts.STEPS.values()]
 
 
 @cache
@@ -109,13 +109,42 @@ def drafted(name: str = "drafters.csv") -> drafters.Counts:
     return drafters.counted(read_csv(SMOLLM2 / name))
 
 
-def blocks_by_amount(lines: Callable[[drafters.Counts, amounts.Names], list[list[str]]]) -> list[list[str]]:
-    return amounts.joined(*(lines(drafted("amounts.csv"), names) for names in amounts.BY_LAYERS.values()))
+def by_amount(lines_of: Callable[[drafters.Counts, amounts.Names], list[list[str]]], order: Sequence[str]) -> Cells:
+    """The named lines of the heads of both kinds, one after the other."""
+    lines = (
+        {line[0]: line[1:] for line in lines_of(drafted("amounts.csv"), names)} for names in (FORWARD, CONDITIONED)
+    )
+    return [[None, None, *each[name]] for each in lines for name in order]
 
 
 def unnamed(lines: Sequence[Sequence[str]], names: int = 1) -> Cells:
     """Lines whose first cells the page words otherwise."""
     return [[None] * names + [*line[names:]] for line in lines]
+
+
+def by_strength(counts: drafters.Counts, names: amounts.Names) -> Cells:
+    """Tokens per call of a walk and of trees of 16 nodes; what search, the 4-gram in two ways and the text gain."""
+    rows, steps = Cells(), [*amounts.STEPS.values()][:4]
+    for name in names:
+        per_call = (f"{efficiency(counts[name, each]):.3f}" for each in (WALKED[0], WALKED[1], *WALKED[4:]))
+        rows.append([None, *per_call, *(trees.gain(counts[name, one], counts[name, other]) for one, other in steps)])
+    return rows
+
+
+TAUGHT = (drafters.TIED, *drafters.LEARNED)
+
+
+def percents(one: str, other: str) -> list[str]:
+    """What a system gains over another on each of the learned lattices."""
+    pairs = ((efficiency(drafted()[name, each]) for each in (one, other)) for name in TAUGHT)
+    return [f"{100 * (own / base - 1):.1f}".replace("-", "−") for own, base in pairs]
+
+
+def equal_budgets() -> Cells:
+    """Walks of eight tokens and exact trees of as many, and what trees gain over walks and over beams of 16 to 128."""
+    per_call = ([f"{efficiency(drafted()[name, each]):.3f}" for name in TAUGHT] for each in ("walk", "8 tree"))
+    beams = (percents(f"{size} tree", f"{size} beam") for size in (16, 64, 128))
+    return [[None, *row] for row in zip(*per_call, percents("8 tree", "walk"), *beams, strict=True)]
 
 
 def drafting_times() -> Cells:
@@ -163,7 +192,7 @@ def passes(name: str) -> Cells:
     ]
 
 
-MEASURED = ("tokens", "wall_ms", "cpu_ms", "pass_ms", "same", "mib", "start")
+MEASURED = ("tokens", "wall_ms", "same", "mib", "start")
 
 
 @cache
@@ -200,16 +229,14 @@ def answers(file: str = "answers.csv", peers: int | None = None) -> Cells:
     return rows
 
 
-def answers_without_avx512() -> Cells:
-    """Tokens a second with one thread and with two; texts that are those without drafts; the share of processor time
-    outside of passes."""
+def other_processors() -> Cells:
+    """Tokens a second on Zen 5, and over greedy decoding there; on Zen 3 with one thread and with two."""
+    zen5 = dict(zip([*PEERS[:2], *OWN], answers("answers-zen5.csv", peers=2), strict=True))
     one, two, rows = decodes("answers-avx2.csv"), decodes("answers-avx2.csv", "2"), Cells()
     for key in [*PEERS, *PYTORCH, *OWN]:
-        own, other = one[key], two.get(key)
-        outside = f"{100 * (1 - own['pass_ms'].sum() / own['cpu_ms'].sum()):.1f} %" if own["pass_ms"].any() else ""
-        same = f"{own['same'].sum():.0f} of {len(own['same'])}" if key[1] else ""
-        second = "" if other is None else shown(*pooled(other["tokens"] * 1e3, other["wall_ms"]), places=1)
-        rows.append([None, shown(*pooled(own["tokens"] * 1e3, own["wall_ms"]), places=1), second, same, outside])
+        speeds = (shown(*pooled(1e3 * each[key]["tokens"], each[key]["wall_ms"]), places=1) if key in each else ""
+                  for each in (one, two))  # fmt: skip
+        rows.append([None, *zen5.get(key, [None, "", ""])[1:3], *speeds])
     assert len(rows) == len(one)
     return rows
 
@@ -242,20 +269,6 @@ def tasks() -> Cells:
         [None, *(f"{speed(counts[key], counts[key]['task'] == task):.0f}" for task in TASKS)]
         for key in (PEERS[0], *OWN)
     ]
-
-
-def lookups() -> Cells:
-    """Greedy first, then by tokens copied."""
-    groups: dict[str, list[tuple[float, float, int]]] = {}
-    for row in read_csv(ENGINE / "lookup.csv"):
-        counts = (float(row["tokens"]), float(row["wall_ms"]), int(row["same"]))
-        groups.setdefault(row["drafts"], []).append(counts)
-    lines = Cells()
-    for drafts in ("", *(f"prompt lookup {tokens}" for tokens in (3, 5, 10))):
-        tokens, taken, same = np.array(groups[drafts]).T
-        speed = shown(*pooled(1e3 * tokens, taken), places=1)
-        lines.append([None, speed, f"{same.sum():.0f} of {len(same)}" if drafts else ""])
-    return lines
 
 
 def perplexities() -> Cells:
@@ -382,42 +395,18 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/structured/tool_calls.md": [lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))],
     "benchmarks/smollm2/amounts.md": [
-        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SYSTEMS),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), FORWARD),
-        lambda: amounts.text_lines(drafted("amounts.csv")),
-        lambda: amounts.system_lines(drafted("amounts.csv"), FORWARD, amounts.SLOTS),
-        lambda: amounts.system_lines(drafted("amounts.csv"), CONDITIONED, RIGHT),
-        lambda: amounts.drafter_lines(drafted("amounts.csv"), CONDITIONED, FORWARD, RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), CONDITIONED),
-        lambda: amounts.update_lines(drafted("amounts.csv"), RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.BY_UPDATES),
-        lambda: amounts.system_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT, RIGHT),
-        lambda: amounts.gain_lines(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
-        lambda: amounts.drafter_lines(drafted("amounts.csv"), *COMPARED, RIGHT),
-        lambda: blocks_by_amount(lambda counts, names: amounts.system_lines(counts, names, RIGHT)),
-        lambda: blocks_by_amount(amounts.gain_lines),
+        lambda: by_amount(lambda counts, names: amounts.system_lines(counts, names, WALKED), WALKED),
+        lambda: by_amount(amounts.gain_lines, GAINED),
+        lambda: by_strength(drafted("amounts.csv"), amounts.OF_ONE_TEXT),
     ],
-    "benchmarks/smollm2/drafters.md": [
-        lambda: unnamed(drafters.path_lines(drafted(), drafters.LADDER)),
-        lambda: unnamed(drafters.gain_lines(drafted(), 16, drafters.LADDER)),
-        lambda: unnamed(drafters.tree_lines(drafted(), drafters.LADDER), 2),
-        lambda: unnamed(drafters.branch_lines(read_csv(SMOLLM2 / "drafters.branches.csv"))),
-    ],
+    "benchmarks/smollm2/drafters.md": [lambda: by_strength(drafted(), drafters.LADDER)],
     "benchmarks/smollm2/learned_lattices.md": [
-        lambda: unnamed(drafters.path_lines(drafted(), drafters.LATTICES)),
-        lambda: unnamed(drafters.gain_lines(drafted(), 16, drafters.LATTICES)),
+        equal_budgets,
         lambda: unnamed(drafters.learned_lines(drafted())),
-        lambda: unnamed(drafters.tree_lines(drafted(), drafters.LATTICES), 2),
         drafting_times,
     ],
-    "benchmarks/smollm2/make.md": [on_a_gpu, losses],
-    "benchmarks/smollm2/run.md": [
-        answers,
-        tasks,
-        lambda: answers("answers-zen5.csv", peers=2),
-        answers_without_avx512,
-        lookups,
-    ],
+    "benchmarks/smollm2/make.md": [losses, on_a_gpu],
+    "benchmarks/smollm2/run.md": [answers, tasks, other_processors],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [rescorers],
     "benchmarks/study/kim.md": ["test_study_kim.py"] * 3 + [WORDS],
@@ -473,6 +462,14 @@ def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Ca
         assert [cell if known is None else known for cell, known in zip(cells, wanted, strict=True)] == cells
 
 
+@pytest.mark.parametrize(
+    ("name", "threads"), [("answers", "1"), ("answers-zen5", "1"), ("answers-avx2", "1"), ("answers-avx2", "2")]
+)
+def test_drafts_of_the_engine_change_no_text(name: str, threads: str) -> None:
+    counts = decodes(f"{name}.csv", threads)
+    assert all(counts[key]["same"].all() for key in OWN)
+
+
 def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     counts, gains = replays(), set()
     for of in ("spec-bench", "held-out"):
@@ -503,7 +500,7 @@ def gains_of_drafters() -> set[tuple[str, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 4), ("learned_lattices", 6)])
+@pytest.mark.parametrize(("page", "least"), [("amounts", 4), ("drafters", 2), ("learned_lattices", 6)])
 def test_gains_that_the_pages_of_drafters_quote_are_those_of_the_rows(page: str, least: int) -> None:
     text = (ROOT / f"benchmarks/smollm2/{page}.md").read_text(encoding="utf-8")
     quoted = set(re.findall(r"(\d+\.\d) % \((\d+\.\d) to (\d+\.\d)\)", " ".join(text.split())))
@@ -527,28 +524,16 @@ def test_the_greatest_speed_is_the_one_quoted(page: str) -> None:
     assert spread(best, "speedup") in (ROOT / f"benchmarks/study/{page}.md").read_text(encoding="utf-8")
 
 
-TAUGHT = (drafters.TIED, *drafters.LEARNED)
-
-
 @pytest.mark.long
 def test_gains_at_equal_budgets_are_those_that_pages_quote() -> None:
-    """Exact trees over walks of eight tokens, and over beams of as many nodes, plain and with calibrated probabilities:
-    these are ahead at every budget."""
-
-    def gains(one: str, other: str) -> list[str]:
-        pairs = ((efficiency(drafted()[name, each]) for each in (one, other)) for name in TAUGHT)
-        return [f"{100 * (own / base - 1):.1f}".replace("-", "−") for own, base in pairs]
-
+    """With calibrated probabilities exact trees are ahead of beams of as many nodes at every size."""
     page = " ".join((ROOT / "benchmarks/smollm2/learned_lattices.md").read_text(encoding="utf-8").split())
-    words = ("(transitions)", "(bigram)", "(selector)", "(reranker)")
-    walks = gains("8 tree", "walk")
-    assert all(f"{gain} % {word}" in page for gain, word in zip(walks, words, strict=True))
-    for size in (16, 64, 128):
-        assert ", ".join(gains(f"{size} tree", f"{size} beam")) in page
     index = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    walks = percents("8 tree", "walk")
     assert all(f"+{gain} %" in index for gain in walks)
+    assert "{} to {} %".format(*sorted(walks, key=float)[::3]) in page
     for size in drafters.SIZES:
-        calibrated = sorted(map(float, gains(f"{size} drafter calibrated", f"{size} beam")))
+        calibrated = sorted(map(float, percents(f"{size} drafter calibrated", f"{size} beam")))
         assert calibrated[0] > 0
         if size >= 64:
             assert f"{calibrated[0]} to {calibrated[-1]} %" in page
