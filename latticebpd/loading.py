@@ -289,7 +289,8 @@ def load(
     lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if it
         exists.
     dtype, device: of a model on PyTorch: ``"float16"`` or ``torch.float16``, ``"cuda"``; by default float32 on the CPU.
-    drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
+    drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads or
+        multi-token prediction layers.
     chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
     system_prompt: of the chat; by default the template's own.
     ignore_beams: decode greedily even if the model's generation config asks for beam search.
