@@ -62,7 +62,7 @@ class Loaded:
     chat, system_prompt: how texts become prompts, see :func:`load`.
     lm: the file of its language model, which holds weights for several systems; None: no language model.
     lm_from_caller: whether the caller named ``lm``; else it lies next to the model.
-    source: lattices of the model's heads or of a drafter model; None: neither.
+    source: lattices of the model's heads or MTP layers, or of a drafter model; None: none of them.
     gguf: the GGUF file that the model or its weights were loaded from, if any; it must not change.
 
     A copy shares what the CPU engine holds; a pickled one is loaded again by its name.

@@ -26,6 +26,15 @@ NAMES = {
 """Of tensors, in Qwen's own checkpoints."""
 
 
+class FurtherTrainedLattices(MtpLattices):
+    """Of a drafter with a path of its own."""
+
+    uses_target_calibration = False
+
+    def default_system(self, rescored: bool) -> str:
+        return super().default_system(rescored).removeprefix("copies+")
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         record = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -61,4 +70,4 @@ def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
             mtp = load_mtp(model.model, Path(renamed))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    return MtpLattices(mtp, loaded.target)
+    return FurtherTrainedLattices(mtp, loaded.target)
