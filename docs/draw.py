@@ -21,7 +21,7 @@ ROOMS = {
     "latticebpd/models": "target models, on the CPU engine or on PyTorch; tokenizers, chat templates",
     "latticebpd/verification": "one pass over trees: attention, caches, a verifier for each kind of model",
     "latticebpd/scoring": "n-gram, KenLM, neural and calibrated scorers; stored weights",
-    "latticebpd/drafters": "heads, block, masks, copies; strategies and system names",
+    "latticebpd/drafters": "heads, block, masks, MTP, copies; strategies and system names",
     "latticebpd/decoding": "the loop, acceptance, stopping, generation config",
     "latticebpd/jacobi": "Jacobi decoding, trajectories, dependency graphs",
     "latticebpd/measuring": "oracle, comparisons, tuning, calibration, timing",
@@ -106,7 +106,7 @@ def rooms() -> str:
 def flow() -> str:
     """One call of a decode, and where its numbers go."""
     parts = [
-        box(20, 30, 170, 84, "room", "source", "heads · block · masks", "assistant · saved top-k"),
+        box(20, 30, 170, 84, "room", "source", "heads · MTP · block", "masks · assistant · top-k"),
         box(250, 30, 150, 84, "box", "lattices", "k arcs a slot"),
         box(460, 30, 170, 84, "room", "strategy", "vanilla · p best", "tree · oracle"),
         box(690, 30, 140, 84, "box", "draft tree", "distinct prefixes"),

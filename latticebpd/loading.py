@@ -62,7 +62,7 @@ class Loaded:
     chat, system_prompt: how texts become prompts, see :func:`load`.
     lm: the file of its language model, which holds weights for several systems; None: no language model.
     lm_from_caller: whether the caller named ``lm``; else it lies next to the model.
-    source: lattices of the model's heads or of a drafter model; None: neither.
+    source: lattices of the model's heads or MTP layers, or of a drafter model; None: none of them.
     gguf: the GGUF file that the model or its weights were loaded from, if any; it must not change.
 
     A copy shares what the CPU engine holds; a pickled one is loaded again by its name.
@@ -289,7 +289,8 @@ def load(
     lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if it
         exists.
     dtype, device: of a model on PyTorch: ``"float16"`` or ``torch.float16``, ``"cuda"``; by default float32 on the CPU.
-    drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
+    drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads or
+        multi-token prediction layers.
     chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
     system_prompt: of the chat; by default the template's own.
     ignore_beams: decode greedily even if the model's generation config asks for beam search.

@@ -12,7 +12,8 @@ from latticebpd.models.engine.engine_model import file_hash
 
 @dataclass(frozen=True)
 class DrafterFiles:
-    """family: its folder of ``latticebpd.drafters``.  files: the drafter's own weights, not its target's."""
+    """family: its folder of ``latticebpd.drafters``.  files: the drafter's own weights, not its target's, unless they
+    hold both."""
 
     family: str
     files: tuple[FileStamp, ...]
@@ -22,7 +23,7 @@ class DrafterFiles:
         """Those of a directory or a file; beside_target: the target's own weights lie there too."""
         found = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.gguf")) if path.is_dir() else [path]
         own = [file for file in found if not (beside_target and file.name.startswith("model"))]
-        return cls(family, tuple(map(FileStamp.of, own)))
+        return cls(family, tuple(map(FileStamp.of, own or found)))
 
     @property
     def name(self) -> str:

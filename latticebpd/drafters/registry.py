@@ -11,9 +11,13 @@ from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.drafters.family import Family, LatticeProposer, LoadOptions, Target
 from latticebpd.models.catalogue import resolved
 
-BESIDE_TARGET = ("heads.head_family",)
+BESIDE_TARGET = ("heads.head_family", "mtp.mtp_family")
 """Families whose drafters lie in their target's own folder. Their modules import no PyTorch."""
-FAMILIES = (*BESIDE_TARGET, "block.block_family", "masks.mask_family", "assistant.assistant_family")
+FAMILIES = (
+    "heads.head_family", "block.block_family", "masks.mask_family", "mtp.speculators_family",
+    "assistant.assistant_family",
+)  # fmt: skip
+"""Families whose drafters have a path of their own, and heads, which say that theirs is the target's."""
 
 
 def families(names: tuple[str, ...]) -> Iterator[Family]:
@@ -34,9 +38,9 @@ def family_beside(folder: Path) -> Family | None:
 def load_source(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
     """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
     drafter cannot be read or does not fit."""
-    family = family_of(path)
+    family = (family_beside(path) if path == loaded.folder else None) or family_of(path)
     if family is None:
-        wanted = "a drafter (block drafter, mask-filling model or small causal LM)"
+        wanted = "a drafter (block drafter, mask-filling model, MTP drafter or small causal LM)"
         raise ValueError(f"{path}: expected {wanted}, found none")
     source = family.load(path, loaded, options)
     folder, beside = Path(resolved(path)), family_beside(path) is family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from latticebpd.drafters.drafter import State
 from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.drafters.family import PositionLattices
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.values import as_tensor
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 
 ROWS = 16
@@ -49,15 +51,32 @@ def lattices_by_states(
     positions: range,
     max_depth: int,
     source: Sequence[int] = (),
+    layers: Any = None,
 ) -> PositionLattices:
-    """Lattices at some positions, by a drafter that reads texts itself: as at each moment of a decode."""
+    """Lattices at some positions, by a drafter that reads texts itself: as at each moment of a decode.
+
+    layers: ``[n, layers * hidden]`` states of the target's layers at the text's first n tokens, if it reads them.
+    """
     for begin in range(0, len(positions), ROWS):
         chosen = positions[begin : begin + ROWS]
-        states = [State(row, text[: position + 2], 1, None, max_depth, source) for row, position in enumerate(chosen)]
+        states = [
+            State(row, text[: at + 2], 1, None, max_depth, source, None if layers is None else layers[: at + 1])
+            for row, at in enumerate(chosen)
+        ]
         drawn = [lattice for lattice in lattices(states) if lattice is not None]
         fits = len(drawn) == len(states) and all(lattice.slots >= max_depth for lattice in drawn)
         expect(fits, "texts within the drafter's positions", f"one of {chosen[-1] + 2} tokens", "make them shorter")
         yield drawn, None
+
+
+def layers_of(text: State) -> Tensor:
+    """A text's states of the target's layers; ValueError where it has none, or not of all its tokens but the last."""
+    tokens = len(text.tokens) - 1
+    if text.layers is None or len(text.layers) != tokens:
+        wanted = f"the target's layers' states of {tokens} tokens, which the drafter reads"
+        got = "none" if text.layers is None else f"{len(text.layers)} tokens'"
+        raise ValueError(f"expected {wanted}, got {got}")
+    return as_tensor(text.layers)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
 from latticebpd.drafters.drafter import State, expect_width
 from latticebpd.drafters.prefix_cache import PrefixCache
-from latticebpd.lattices.values import as_tensor
+from latticebpd.drafters.text_states import layers_of
 from latticebpd.models.target_model import AnyModel, target_model
 from latticebpd.models.transformers.embeddings import shared_embeddings
 from latticebpd.verification.row_cache import RowCache
@@ -91,13 +91,3 @@ class BlockFiller:
         hidden = drafter.fill(self.embedded(torch.tensor(tokens, device=device)), positions, visible, cache.past)
         cache.cut()
         return drafter.slot_states(hidden)
-
-
-def layers_of(text: State) -> Tensor:
-    """A text's states of the target's layers; ValueError where it has none, or not of all its tokens but the last."""
-    tokens = len(text.tokens) - 1
-    if text.layers is None or len(text.layers) != tokens:
-        wanted = f"the target's layers' states of {tokens} tokens, which a block drafter reads"
-        got = "none" if text.layers is None else f"{len(text.layers)} tokens'"
-        raise ValueError(f"expected {wanted}, got {got}")
-    return as_tensor(text.layers)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
-from latticebpd.drafters.block.block_cache import BlockFiller, layers_of
+from latticebpd.drafters.block.block_cache import BlockFiller
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, MarkovAndConfidenceHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target, of_files
-from latticebpd.drafters.text_states import NetworkSource, entropy
+from latticebpd.drafters.text_states import NetworkSource, entropy, layers_of
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
 from latticebpd.models.engine.engine_model import EngineModel

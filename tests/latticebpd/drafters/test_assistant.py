@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import DraftTree, Loaded, load
-from latticebpd.drafters import State, drafter_named
+from latticebpd.drafters import State, drafter_named, prefix_lattices
 from latticebpd.drafters.assistant import assistant_family
 from latticebpd.drafters.assistant.assistant_family import AssistantLattices
 from latticebpd.drafters.registry import FAMILIES, family_of
@@ -90,7 +90,7 @@ def test_expanded_paths_have_the_assistants_own_probability(loaded: Loaded, monk
     """With all prefixes of one token expanded, every path of two; brute force over the vocabulary."""
     source: Any = loaded.source
     model, text = source.assistant.model, [3, 1, 4]
-    monkeypatch.setattr(assistant_family, "WIDTH", VOCABULARY)
+    monkeypatch.setattr(prefix_lattices, "WIDTH", VOCABULARY)
     every = AssistantLattices(model, loaded.target, VOCABULARY, 2)
     (lattice,) = every.lattices([moment(text)])
     assert lattice is not None

@@ -259,7 +259,7 @@ def test_states_without_layers_are_refused() -> None:
     target = tiny_target()
     source = BlockLattices(tiny_drafter(target), target, 4)
     with pytest.raises(
-        ValueError, match="expected the target's layers' states of 2 tokens, which a block drafter reads, got none"
+        ValueError, match="expected the target's layers' states of 2 tokens, which the drafter reads, got none"
     ):
         source.lattices([State(0, [1, 2, 3], 2, None, 5)])
 
