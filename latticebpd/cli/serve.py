@@ -30,6 +30,7 @@ def serve(
     context: int = typer.Option(4096, min=2, help="Tokens of a prompt and its answer, at most; they cost memory."),
     max_tokens: int = typer.Option(1024, min=1, help="Tokens of an answer, at most."),
     max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
+    prefix_memory: int = typer.Option(512, min=0, help="MB for texts whose beginnings later prompts share; 0: none."),
     shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds for answers to finish at a shutdown."),
     temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Temperature of requests without one; 0 is greedy."),
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
@@ -78,7 +79,10 @@ def serve(
         err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
         curve = profile_drafts(loaded.target, SIZES, lambda costs: drafter_of(costs=costs), rounds=2)
     drafter = drafter_of(costs=curve if cuts else None)
-    limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
+    limits = Limits(
+        rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds,
+        prefix_memory=prefix_memory << 20,
+    )  # fmt: skip
     service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
     with listen(host, port) as listening:
         server = server_of(service, shutdown_seconds)

@@ -82,29 +82,32 @@ class AnswerResponse(Response):
             parts.append(last.text)
         if last.reason == ERROR:
             return refusal(last.failure or RequestError(500, FAILED))
-        text = "".join(parts)
+        return JSONResponse(self.whole("".join(parts), last.reason))
+
+    def whole(self, text: str, reason: str) -> dict[str, Any]:
+        """An answer that has ended."""
         message = message_of(self.reader.read(text, ended=True))
-        return JSONResponse({**self._object(text, message, last.reason), "usage": self.usage})
+        return {**self._object(text, message, reason), "usage": self.usage}
 
     async def _chunks(self, progress: Progress) -> AsyncIterator[str]:
         """The answer as server-sent events."""
         if self.is_chat:
-            yield _event(self._object("", {"role": "assistant", "content": ""}))
+            yield event(self._object("", {"role": "assistant", "content": ""}))
         while True:
             if self.is_chat:
                 for change in self.reader.read(progress.text, progress.reason is not None):
-                    yield _event(self._object("", change))
+                    yield event(self._object("", change))
             elif progress.text:
-                yield _event(self._object(progress.text, {}))
+                yield event(self._object(progress.text, {}))
             if progress.reason is not None:
                 break
             progress = await self.events.get()
         if progress.reason == ERROR:
-            yield _event((progress.failure or RequestError(500, FAILED)).body)
+            yield event((progress.failure or RequestError(500, FAILED)).body)
             return
-        yield _event(self._object("", {}, progress.reason))
+        yield event(self._object("", {}, progress.reason))
         if self.asked.stream_options is not None and self.asked.stream_options.include_usage:
-            yield _event({**self.head, "choices": [], "usage": self.usage})
+            yield event({**self.head, "choices": [], "usage": self.usage})
         yield "data: [DONE]\n\n"
 
     def _object(self, text: str, message: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -124,13 +127,15 @@ class AnswerResponse(Response):
             "prompt_tokens": job.prompt_tokens,
             "completion_tokens": job.new_tokens,
             "total_tokens": job.prompt_tokens + job.new_tokens,
+            "prompt_tokens_details": {"cached_tokens": job.cached},
             "completion_tokens_details": details,
             "calls": job.calls,
             "tokens_per_call": (job.new_tokens - job.prefill) / job.calls if job.calls else None,
         }
 
 
-def _event(record: dict[str, Any]) -> str:
+def event(record: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
 
 

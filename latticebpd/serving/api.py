@@ -32,6 +32,8 @@ from latticebpd.loading import Loaded
 from latticebpd.serving import schema
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
+from latticebpd.serving.infill import InfillRequest, InfillResponse, InfillText
+from latticebpd.serving.infill_prompts import InfillPrompts
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
@@ -73,7 +75,8 @@ class Service:
         wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
         expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
         self.stops = list(GenerationSettings(self.loaded.target).stop_strings)
-        self.scheduler = Scheduler(self.limits, self.metrics)
+        self.scheduler, self.infills = Scheduler(self.limits, self.metrics), InfillPrompts(self.loaded)
+        _ = self.infills.tokens  # which may read a file
         self.created = int(time.time())
         self.loaded.prompts.document("a")  # the first call changes transformers' tokenizers; later ones share them
 
@@ -87,6 +90,8 @@ class Service:
             Route("/v1/models/{name:path}", self._answered(self.model)),
             Route("/v1/completions", self._answered(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._answered(self.chat_completions), methods=["POST"]),
+            Route("/infill", self._answered(self.infill), methods=["POST"]),
+            *(Route(path, self._answered(self.properties)) for path in ("/props", "/v1/props")),
         ]
         handlers: Any = {HTTPException: _http_error}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -132,7 +137,8 @@ class Service:
 
     @property
     def _card(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
+        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
+        return {**card, "max_model_len": self.limits.context, "meta": {"n_ctx": self.limits.context}}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
@@ -151,9 +157,48 @@ class Service:
         prompt: Any = asked.prompt
         if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
             (prompt,) = prompt  # a list of one prompt
-        encode = self.loaded.prompts.document
-        ids = (lambda: encode(self._fitting(prompt))) if isinstance(prompt, str) else (lambda: prompt)
-        return await self._submit(asked, ids, asked.max_tokens or COMPLETION_TOKENS)
+        after, is_text = asked.suffix, isinstance(prompt, str)
+        if after and not is_text:
+            raise RequestError(400, "suffix: expected a prompt that is a text, got token ids", schema.INVALID, "suffix")
+
+        def ids() -> list[int]:
+            if after:
+                self._fitting(prompt, after)
+                return self.infills.between(prompt, after)
+            return self.loaded.prompts.document(self._fitting(prompt)) if is_text else prompt
+
+        return await self._submit(
+            asked, ids, asked.most(COMPLETION_TOKENS), self._infill_ends("suffix") if after else None
+        )
+
+    async def infill(self, request: Request) -> Response:
+        asked = await self._read(request, InfillRequest)
+        most = asked.most(self.limits.max_tokens)
+        room = self.limits.context - min(most, self.limits.max_tokens, self.limits.context // 4)
+
+        def ids() -> list[int]:
+            return self.infills.within(*asked.parts(self.limits.prompt_bytes), room)
+
+        return await self._submit(asked, ids, most, self._infill_ends())
+
+    def _infill_ends(self, field: str | None = None) -> list[int]:
+        """Tokens that end what is filled in; RequestError of a model that cannot.  field: that asks for it."""
+        try:
+            self.infills.check()
+        except ValueError as error:
+            raise RequestError(400, str(error), "unsupported_parameter", field) from error
+        return self.infills.end_ids
+
+    async def properties(self, request: Request) -> Response:
+        """What editors ask of a server, in llama.cpp's form."""
+        self._check_model(request.query_params.get("model"))
+        settings = {"n_ctx": self.limits.context, "params": {"temperature": self.temperature}}
+        template = self.loaded.tokenizer.get_chat_template() if self.loaded.in_chat else ""
+        return JSONResponse({
+            "default_generation_settings": settings, "total_slots": self.limits.rows, "model_path": self.name,
+            "chat_template": template, "modalities": {"vision": False, "audio": False},
+            "build_info": f"latticebpd {__version__}",
+        })  # fmt: skip
 
     async def chat_completions(self, request: Request) -> Response:
         asked = await self._read(request, schema.ChatRequest)
@@ -165,7 +210,7 @@ class Service:
         form = None
         if shown or asked.has_calls:
             form = format_of(self.loaded.tokenizer.get_chat_template())
-        most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
+        most = asked.most(self.limits.max_tokens)
 
         def ids() -> list[int]:
             self._fitting(*(turn["content"] for turn in turns))
@@ -227,7 +272,8 @@ class Service:
             raise RequestError(400, str(error), "invalid_prompt") from error
         fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
         head = {"model": self.name, "system_fingerprint": fingerprint}
-        return AnswerResponse(self.scheduler, asked, job, events, AnswerReader(form), **head)
+        kind = InfillResponse if isinstance(asked, InfillRequest) else AnswerResponse
+        return kind(self.scheduler, asked, job, events, AnswerReader(form), **head)
 
     def _job(
         self,
@@ -242,15 +288,21 @@ class Service:
         """A request, ready to be queued; ValueError for an unusable prompt."""
         room = self.limits.context - len(prompt)
         expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
-        answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
+        stops = asked.stops or self.stops
+        answer = (
+            InfillText(self.loaded.tokenizer, stops, asked)
+            if isinstance(asked, InfillRequest)
+            else AnswerText(self.loaded.tokenizer, stops)
+        )
+        answer.stopped = not most  # only the prompt is read
         session = Session.begin(
             self.loaded.target, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
-            max_new_tokens=min(most, self.limits.max_tokens, room),
-            stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
+            max_new_tokens=max(1, min(most, self.limits.max_tokens, room)),
+            stopping_criteria=StoppingCriteriaList([answer] if answer.ends else []),
             constraint=constraint, tokenizer=self.loaded.tokenizer,
         )  # fmt: skip
         batch = RowBatch.begin(session, self.drafter, bound(self._rule(asked), session.settings))
-        return Job(batch, answer, send, arrived + self.limits.seconds, arrived)
+        return Job(batch, answer, send, arrived + self.limits.seconds, arrived, asked.cache_prompt is not False)
 
     def _rule(self, asked: GenerationRequest) -> Acceptance:
         """Greedy decoding, or sampling with a source of randomness of the request's own."""

@@ -2,9 +2,9 @@
 
 Prompts are read in blocks of about 0.2 seconds, one between two passes. A block belongs to the prompt with the fewest
 unread tokens, so that a long prompt does not hold up a short one; every fourth belongs to the request that came first,
-so that no stream of short prompts holds up a long one for ever. On the CPU engine a token's results do not depend on
-blocks or other rows, so that every text is that of a decode of its own. PyTorch's verifiers cannot take in rows: there
-one request is decoded after another.
+so that no stream of short prompts holds up a long one for ever. What another text begins with is not read again (see
+`prefix_store`). On the CPU engine a token's results do not depend on blocks or other rows, so that every text is that
+of a decode of its own. PyTorch's verifiers cannot take in rows: there one request is decoded after another.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from latticebpd.decoding.loop import Row, RowBatch, Step
+from latticebpd.decoding.session import PendingTokens
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
+from latticebpd.serving.prefix_store import PrefixStore, ReadText
 from latticebpd.serving.schema import RequestError
 from latticebpd.serving.structured import GuardedAutomaton
 from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
+from latticebpd.verification.verifier import Verifier
 
 log = logging.getLogger("uvicorn.error")
 
@@ -64,6 +68,9 @@ class Job:
     batch: its only row, of which nothing has been read.
     send: called by the scheduler's thread.
     deadline, arrived: on the monotonic clock, in seconds.
+    shares: whether tokens of its prompt need not be read where another text has them.
+    begun, first, ended: when its prompt was first read, its first token was written, and its text ended; None before.
+    cached: tokens of its prompt that were not read again.
     calls, drafted, accepted: passes that had its row, prefill aside; drafted tokens in them, and accepted ones.
     prefill: tokens that a prefill wrote, 0 or 1.
     """
@@ -73,6 +80,11 @@ class Job:
     send: Sender
     deadline: float
     arrived: float
+    shares: bool = True
+    begun: float | None = None
+    first: float | None = None
+    ended: float | None = None
+    cached: int = 0
     cancelled: bool = False
     calls: int = 0
     drafted: int = 0
@@ -82,6 +94,7 @@ class Job:
 
     def __post_init__(self) -> None:
         (self.row,) = self.batch.rows
+        self.prompt = np.array(self.row.text.tokens, np.int64)
 
     @property
     def prompt_tokens(self) -> int:
@@ -106,6 +119,8 @@ class Scheduler:
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.block, self.max_block = MIN_BLOCK, PREFILL_CHUNK
+        self.prefixes = PrefixStore(limits.prefix_memory)
+        metrics.prefix_memory.set_function(lambda: self.prefixes.memory)
         self._changed = threading.Condition()
         self._preparing = 0  # places of requests that are not submitted yet
         self._waiting: list[Job] = []
@@ -212,6 +227,9 @@ class Scheduler:
             for job in (*self._waiting, *self._running)
             if job.cancelled or job.deadline <= now
         }
+        for job in over:
+            if job in self._reading:
+                job.batch.keep([])
         self._waiting, self._reading, self._live = (
             [job for job in jobs if job not in over] for jobs in (self._waiting, self._reading, self._live)
         )
@@ -224,8 +242,10 @@ class Scheduler:
         """Read up to a block of tokens of the prompts that are next, and let the rows that were read join."""
         begin, left = time.monotonic(), self.block
         while left > 0 and (job := self._next_to_read(left == self.block)) is not None:
-            before = job.unread_tokens
             try:
+                if job.begun is None:
+                    self._begin(job)
+                before = job.unread_tokens
                 done = not job.batch.unread.read_ahead(left)
             except Exception:
                 log.exception("a prompt could not be read")
@@ -244,6 +264,29 @@ class Scheduler:
         if left <= 0:
             self.adapt_block(self.block - left, time.monotonic() - begin)
 
+    def _begin(self, job: Job) -> None:
+        """Give a request its row's number and, of its prompt, what other texts begin with."""
+        job.begun, job.row.index, job.batch.leaves = time.monotonic(), next(self._numbers), self._leaves
+        if job.shares and (found := self.prefixes.begin(job.prompt, self._read_texts())) is not None:
+            verifier, job.cached = found
+            job.batch.unread = PendingTokens(verifier, job.batch.unread.tokens, job.cached)
+
+    def _leaves(self, row: Row, verifier: Verifier, number: int) -> None:
+        """Keep what a row that leaves has read."""
+        if isinstance(verifier, EngineVerifier):
+            self.prefixes.add(row.text.tokens[: -row.text.unread], verifier, number)
+
+    def _read_texts(self) -> list[ReadText]:
+        """What rows have read of their prompts."""
+        rows = [(job, job.batch.unread.verifier, 0) for job in self._reading]
+        if self._batch is not None:
+            rows += [(job, self._batch.unread.verifier, i) for i, job in enumerate(self._live)]
+        return [
+            ReadText(job.prompt[: verifier.caches[i].length], verifier, i)
+            for job, verifier, i in rows
+            if isinstance(verifier, EngineVerifier)
+        ]
+
     def adapt_block(self, tokens: int, seconds: float) -> None:
         """Choose the next block's tokens, after a block of so many that took so long."""
         fitting = int(tokens * BLOCK_SECONDS / max(seconds, 1e-6))
@@ -261,12 +304,16 @@ class Scheduler:
             if opens_block and self._blocks % FIRST_COME == 0:
                 job = min(candidates, key=lambda job: job.arrived)
             else:
-                job = min(candidates, key=lambda job: job.unread_tokens)
+                job = min(candidates, key=self._to_read)
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._reading.append(job)
-                job.row.index = next(self._numbers)
             return job
+
+    def _to_read(self, job: Job) -> int:
+        """Tokens of a prompt that have to be read."""
+        waits = job.begun is None and job.shares
+        return job.unread_tokens - (self.prefixes.shared(job.prompt, self._read_texts()) if waits else 0)
 
     def _pass(self) -> None:
         """One pass over the live rows, and its news to their clients."""
@@ -297,8 +344,10 @@ class Scheduler:
 
     def _count(self, job: Job, step: Step) -> None:
         if not job.calls and job.new_tokens == len(step.committed):
-            self.metrics.first.observe(time.monotonic() - job.arrived)
+            job.first = time.monotonic()
+            self.metrics.first.observe(job.first - job.arrived)
             self.metrics.prompt_tokens.inc(job.prompt_tokens)
+            self.metrics.cached_tokens.inc(job.cached)
         accepted = min(len(step.accepted), len(step.committed))
         job.calls += not step.prefill
         job.prefill += step.prefill
@@ -311,8 +360,9 @@ class Scheduler:
 
     def _end(self, job: Job, reason: str) -> None:
         """Send the rest of an answer."""
+        job.ended = time.monotonic()
         self.metrics.finished.labels(reason).inc()
-        self.metrics.seconds.observe(time.monotonic() - job.arrived)
+        self.metrics.seconds.observe(job.ended - job.arrived)
         automaton = job.row.text.automaton
         failure = automaton.failure if isinstance(automaton, GuardedAutomaton) else None
         job.send(Progress(job.answer.take_rest(), reason, failure))
