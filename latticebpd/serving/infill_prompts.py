@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from latticebpd.checks import expect, expect_utf8
+from latticebpd.checks import expect
 from latticebpd.loading import Loaded
 from latticebpd.models.gguf.gguf_file import GgufFile
 
@@ -112,5 +112,4 @@ class InfillPrompts:
         return backend
 
     def _ids(self, text: str) -> list[int]:
-        expect_utf8("a prompt", text)
         return list(self._backend.encode(text, add_special_tokens=False).ids)

@@ -26,7 +26,7 @@ LEAK = 8 << 20
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    with serving(tiny(), limits=Limits(context=120, rows=8)) as server:
+    with serving(tiny(code=True), limits=Limits(context=120, rows=8)) as server:
         server.service.scheduler.max_block = 8
         yield server
 
@@ -144,6 +144,12 @@ GOOD: list[dict[str, Any]] = [
         "prompt": "abc", "max_tokens": 3,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a", 1]}}},
     },
+    {
+        "input_prefix": "abc\n", "input_suffix": "d", "prompt": "e", "input_extra": [{"text": "fg\n", "filename": "h"}],
+        "n_predict": 3, "n_indent": 1, "t_max_predict_ms": 100, "response_fields": ["content", "timings/prompt_n"],
+        "samplers": ["top_k"], "cache_prompt": True, "stop": [],
+    },
+    {"prompt": "abc", "suffix": "def", "n_predict": 3, "cache_prompt": False, "stream": True},
     {"prompt": "abc", "max_tokens": 3, "structured_outputs": {"regex": "a{1,3}b*", "disable_any_whitespace": True}},
 ]  # fmt: skip
 VALUES: list[Any] = [
@@ -164,6 +170,11 @@ NAMES = [
     "",
     "é" * 50,
     "guided_json",
+    "suffix",
+    "n_predict",
+    "input_extra",
+    "n_indent",
+    "response_fields",
 ]
 
 
@@ -209,11 +220,12 @@ def body(rng: random.Random, record: Any) -> bytes:
 @pytest.mark.nightly
 def test_damaged_requests_are_answered_or_refused_in_openais_form(served: Served) -> None:
     rng = random.Random(0)
-    with httpx.Client(base_url=f"{served.url}/v1", timeout=60) as client:
+    with httpx.Client(base_url=served.url, timeout=60) as client:
         statuses = dict[int, int]()
         for _ in range(BODIES):
             record = rng.choice(GOOD)
-            path = "chat/completions" if "messages" in record else "completions"
+            path = "v1/chat/completions" if "messages" in record else "v1/completions"
+            path = "infill" if "input_prefix" in record else path
             for _ in range(rng.randint(1, 3)):
                 record = damaged(rng, record) or record
             sent = body(rng, record)
