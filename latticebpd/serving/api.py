@@ -27,6 +27,7 @@ from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
+from latticebpd.drafters.copies.text_history import TextHistory
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.loading import Loaded
 from latticebpd.serving import schema
@@ -53,7 +54,8 @@ class Service:
 
     name: of the model, as requests call it.
     temperature: of requests that give none; 0 is greedy.
-    api_key: asked for at ``/v1``, visible characters of ASCII; None: no key.
+    api_key: asked for but at ``/health`` and ``/metrics``, visible characters of ASCII; None: no key.
+    history: where texts go when they end; None: nowhere.
     """
 
     loaded: Loaded
@@ -63,6 +65,7 @@ class Service:
     temperature: float = 0.0
     api_key: str | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    history: TextHistory | None = None
 
     def __post_init__(self) -> None:
         check_key(self.api_key)
@@ -75,7 +78,8 @@ class Service:
         wanted, tokenizer = "a tokenizer of the tokenizers library (tokenizer.json)", self.loaded.tokenizer
         expect(hasattr(tokenizer, "backend_tokenizer"), wanted, type(tokenizer).__name__, of=self.name)
         self.stops = list(GenerationSettings(self.loaded.target).stop_strings)
-        self.scheduler, self.infills = Scheduler(self.limits, self.metrics), InfillPrompts(self.loaded)
+        self.scheduler = Scheduler(self.limits, self.metrics, self.history)
+        self.infills = InfillPrompts(self.loaded)
         _ = self.infills.tokens  # which may read a file
         self.created = int(time.time())
         self.loaded.prompts.document("a")  # the first call changes transformers' tokenizers; later ones share them

@@ -105,11 +105,19 @@ class InfillPrompts:
         return [token for token in ids if token is not None]
 
     @cached_property
-    def _backend(self) -> Any:
-        """A tokenizer for which names of special tokens are texts like others, since files may contain them."""
+    def _special(self) -> list[str]:
+        added = self.loaded.tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
+
+    @cached_property
+    def _unaware(self) -> Any:
+        """A tokenizer for which names of special tokens are texts like others; making it takes a second."""
         backend = Tokenizer.from_str(self.loaded.tokenizer.backend_tokenizer.to_str())
         backend.encode_special_tokens = True
         return backend
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        """A text's tokens. Files may contain names of special tokens, which are none there."""
+        if any(name in text for name in self._special):
+            return list(self._unaware.encode(text, add_special_tokens=False).ids)
+        return self.loaded.prompts.ids(text)

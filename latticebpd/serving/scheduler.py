@@ -22,6 +22,7 @@ import torch
 
 from latticebpd.decoding.loop import Row, RowBatch, Step
 from latticebpd.decoding.session import PendingTokens
+from latticebpd.drafters.copies.text_history import TextHistory
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
@@ -114,10 +115,11 @@ class Scheduler:
     """The thread and its queue.
 
     block: tokens of prompts that are read between two passes; as many as take `BLOCK_SECONDS`, up to ``max_block``.
+    history: where texts go when they end, but for what an earlier one begins with; the drafter drafts from it.
     """
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
-        self.limits, self.metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: ServerMetrics, history: TextHistory | None = None) -> None:
+        self.limits, self.metrics, self.history = limits, metrics, history
         self.block, self.max_block = MIN_BLOCK, PREFILL_CHUNK
         self.prefixes = PrefixStore(limits.prefix_memory)
         metrics.prefix_memory.set_function(lambda: self.prefixes.memory)
@@ -360,6 +362,8 @@ class Scheduler:
 
     def _end(self, job: Job, reason: str) -> None:
         """Send the rest of an answer."""
+        if self.history is not None and job.begun is not None:
+            self.history.add(job.row.text.tokens[job.cached :])
         job.ended = time.monotonic()
         self.metrics.finished.labels(reason).inc()
         self.metrics.seconds.observe(job.ended - job.arrived)

@@ -26,7 +26,7 @@ LEAK = 8 << 20
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    with serving(tiny(code=True), limits=Limits(context=120, rows=8)) as server:
+    with serving(tiny(), limits=Limits(context=120, rows=8)) as server:
         server.service.scheduler.max_block = 8
         yield server
 
@@ -218,9 +218,13 @@ def body(rng: random.Random, record: Any) -> bytes:
 
 
 @pytest.mark.nightly
-def test_damaged_requests_are_answered_or_refused_in_openais_form(served: Served) -> None:
-    rng = random.Random(0)
-    with httpx.Client(base_url=served.url, timeout=60) as client:
+def test_damaged_requests_are_answered_or_refused_in_openais_form() -> None:
+    rng, good = random.Random(0), {"prompt": "abc", "max_tokens": 9}
+    with (
+        serving(tiny(code=True), limits=Limits(context=120, rows=8)) as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
+        expected = client.post("v1/completions", json=good).json()["choices"]
         statuses = dict[int, int]()
         for _ in range(BODIES):
             record = rng.choice(GOOD)
@@ -237,5 +241,4 @@ def test_damaged_requests_are_answered_or_refused_in_openais_form(served: Served
                 assert error["type"] == "invalid_request_error", sent
                 assert 0 < len(error["message"]) < 400, sent
         assert min(statuses[200], statuses[400]) > BODIES / 20
-    expected = alone(served.service.loaded, "abc", 9)
-    assert served.client.completions.create(model="tiny", prompt="abc", max_tokens=9).choices[0].text == expected
+        assert client.post("v1/completions", json=good).json()["choices"] == expected

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latticebpd import NoDrafter
+from latticebpd.drafters.copies.text_history import TextHistory, with_history
 from latticebpd.models.transformers.transformers_model import TransformersModel
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.prefix_store import PrefixStore, ReadText
@@ -227,6 +228,21 @@ def test_a_text_that_ended_at_its_time_is_kept_and_one_of_a_failed_pass_is_not()
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "nmlkjihg"}).status_code == 500
         drafter.failing = False
         assert complete(server, "nmlkjihgf") == (alone(loaded, "nmlkjihgf", 8), 0)
+
+
+def test_earlier_texts_are_drafted_from_if_that_is_asked_for() -> None:
+    """A text that the server wrote before, in the prompt of another one; without prefixes in memory too."""
+    for limits in (LIMITS, Limits(context=120, prefix_memory=0)):
+        loaded, calls, history = tiny(), list[int](), TextHistory(1000)
+        drafter = with_history(NoDrafter(), history, 16)
+        with serving(loaded, drafter, limits, history=history) as server:
+            for prompt in ("abcdefgh", "nabcdefgh", "abcdefgh"):
+                answer = server.client.completions.create(model="tiny", prompt=prompt, max_tokens=30)
+                assert answer.choices[0].text == alone(loaded, prompt, 30)
+                calls.append(answer.usage.model_extra["calls"])  # type: ignore[union-attr,index]
+        assert calls[2] < calls[0] / 2
+        sizes = [38, 39, 38] if limits.prefix_memory == 0 else [38, 39, 38 - 7]
+        assert history.tokens == sum(sizes)
 
 
 def test_a_server_without_memory_for_it_and_models_on_pytorch_read_every_prompt() -> None:
