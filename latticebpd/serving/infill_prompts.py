@@ -71,8 +71,8 @@ class InfillPrompts:
         """The prompt for what is in a file between texts of any length, after other files.
 
         before: parts that are tokenized apart.  files: names and texts.
-        room: tokens at most. A quarter is for what comes after, whose end is left out, then of what comes before the
-        beginning, in steps of an eighth, so that requests at near positions begin alike, then files, the first ones.
+        room: tokens at most. Of what comes after, a quarter is kept; of what comes before, its beginning is left out in
+        steps of an eighth, so that requests at near positions begin alike; of the files, the first ones are left out.
         """
         tail = self._ids(after)[: room // 4]
         head = [token for part in before for token in self._ids(part)]
@@ -81,7 +81,8 @@ class InfillPrompts:
         if (excess := len(head) - left) > 0:
             step = max(1, room // 8)
             head = head[-(-excess // step) * step :]
-        parts = [[*self._part("file", f"{other}\n"), *self._ids(text)] for other, text in files]
+        end = "" if "file" in self.tokens else "\n\n"
+        parts = [[*self._part("file", f"{other}\n"), *self._ids(text + end)] for other, text in files]
         while sum(map(len, parts)) > left - len(head):
             del parts[0]
         return [*begin, *(token for part in parts for token in part), *name, *self._middle(head, tail)]

@@ -103,6 +103,8 @@ def test_tokens_are_those_of_the_vocabulary_or_else_of_the_file(tmp_path: Path) 
     prompts = InfillPrompts(of_file)
     assert prompts.tokens == {"prefix": 3, "suffix": 4, "middle": 5, "file": 6}
     assert prompts.end_ids == [3, 4, 5, 6]
+    del prompts.tokens["file"]
+    assert prompts.within(["a", "b"], "c", [("d", "e")], 20) == [*ids("e"), 3, *ids("ab"), 4, *ids("c"), 5]
     plain = InfillPrompts(tiny())
     assert plain.tokens == {}
     with pytest.raises(ValueError, match=r"tiny: expected a model with tokens .* got one without: middle, prefix, suf"):
