@@ -158,8 +158,8 @@ def measured(servers: dict[str, str], tasks: Sequence[Row], counts: dict[str, in
         for about, ask, right in (each for turn in range(rounds) for each in asks(tasks, counts, turn)):
             for name, client in clients.items():
                 answer = ask(client)
-                same = int(answer.pop("text").strip() == right) if right else ""
-                rows.append({"server": name, **about, **answer, "right": same})
+                text = answer.pop("text").strip()
+                rows.append({"server": name, **about, **answer, "right": int(text == right) if right else ""})
     return rows
 
 

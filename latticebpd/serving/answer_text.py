@@ -15,11 +15,13 @@ class AnswerText(StoppingCriteria):
     """Characters that no later token changes. As a stopping criterion, ends a text with its first stop string.
 
     ``transformers``' own criterion for stop strings goes through the vocabulary at every new list of them, which takes
-    seconds.
+    seconds. It reads arrays, so that no tokenizer of ``transformers`` is made for a request either.
 
     text: characters so far, up to the first stop string.
     stopped: whether the text has ended.  stop: the stop string at which it did.
     """
+
+    accepts_numpy = True
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self.tokenizer, self.stops = tokenizer, tuple(stops)

@@ -62,16 +62,21 @@ def test_every_request_of_every_server_is_recorded(
 ) -> None:
     tasks, output = tmp_path / "tasks.jsonl", tmp_path / "editor.csv"
     tasks.write_text("".join(json.dumps(each) + "\n" for each in TASKS))
+    answer = {"text": "ab", "seconds": 2.0, "first": 1.5, "tokens": 3, "read": 4}
+    monkeypatch.setattr(editor, "chat", lambda client, messages, limit: dict(answer))  # the tokenizer has no JSON
     loaded, limits = tiny(on_engine("int8", 1), code=True), Limits(context=120)
     with serving(loaded, NoDrafter(), limits) as one, serving(loaded, NoDrafter(), limits) as two:
-        options = f"-o {output} --tasks {tasks} --server a={one.url} --server b={two.url} --rounds 2 --turns 0"
+        options = f"-o {output} --tasks {tasks} --server a={one.url} --server b={two.url} --rounds 2 --turns 1"
         monkeypatch.setattr("sys.argv", ["editor", *options.split()])
         editor.main()
         assert one.count("responses_total", path="/infill", status="200") == 1 + 2 * 3
     rows = editor.read_csv(output)
-    assert [(row["server"], row["request"]) for row in rows] == [(name, n) for n in "012" for name in "ab"] * 2
+    expected = [*(("editor", n, name) for n in "012" for name in "ab"), ("agent", "0", "a"), ("agent", "0", "b")]
+    assert [(row["session"], row["request"], row["server"]) for row in rows] == expected * 2
     assert all(float(row["seconds"]) > 0 and int(row["read"]) >= 1 for row in rows)
-    assert "| editor | a |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| editor | a |" in out
+    assert "| agent | b | 1500 | 1500 | 4 |" in out
 
 
 def test_an_answer_with_calls_is_read_from_a_stream() -> None:
