@@ -34,6 +34,8 @@ from latticebpd.checks import expect
 
 Row = dict[str, Any]
 SINGLE_LINES = "SingleLineInfilling/"
+OTHERS = [{"filename": "helpers.py", "text": "import math\nimport re\n"}]
+"""With other files, servers that know their tokens make the same prompts."""
 ASK = "Read the files one after another, and then say in a sentence what each of their functions does."
 NEXT = "Go on with the next file."
 
@@ -63,7 +65,7 @@ def infills(tasks: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
 
 def infill(client: httpx.Client, before: str, after: str, limit: int) -> Row:
     """The text of a line, and what it cost."""
-    body = {"input_prefix": before, "input_suffix": after, "prompt": "", "input_extra": [], "n_predict": limit}
+    body = {"input_prefix": before, "input_suffix": after, "prompt": "", "input_extra": OTHERS, "n_predict": limit}
     begin = time.perf_counter()
     answer = client.post("/infill", json={**body, "stop": ["\n"], "temperature": 0, "cache_prompt": True})
     seconds = time.perf_counter() - begin

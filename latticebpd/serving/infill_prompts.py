@@ -1,7 +1,7 @@
 """Prompts for what is between two texts, such as the code before and after a cursor (Bavarian et al. 2022).
 
-Models that fill in the middle have tokens for it, which stand before each part; with those of a repository, other files
-come first, in the form of Qwen2.5-Coder (section 3):
+Models that fill in the middle have tokens for it, which stand before each part. Where there are other files, they come
+first, with the tokens of a repository in the form of Qwen2.5-Coder (section 3), if the model has these:
 
     REPO project  FILE name text  ...  FILE name  PREFIX before  SUFFIX after  MIDDLE
 """
@@ -76,16 +76,17 @@ class InfillPrompts:
         """
         tail = self._ids(after)[: room // 4]
         head = [token for part in before for token in self._ids(part)]
-        begin, name = [*self._begin, *self._part("repo", PROJECT)], self._part("file", FILE)
-        left = max(0, room - len(begin) - len(name) - len(tail) - 3)
+        around = [self._part("repo", PROJECT), self._part("file", FILE)]
+        left = max(0, room - len(self._begin) - sum(map(len, around)) - len(tail) - 3)
         if (excess := len(head) - left) > 0:
             step = max(1, room // 8)
             head = head[-(-excess // step) * step :]
         end = "" if "file" in self.tokens else "\n\n"
-        parts = [[*self._part("file", f"{other}\n"), *self._ids(text + end)] for other, text in files]
+        parts = [[*self._part("file", f"{name}\n"), *self._ids(text + end)] for name, text in files]
         while sum(map(len, parts)) > left - len(head):
             del parts[0]
-        return [*begin, *(token for part in parts for token in part), *name, *self._middle(head, tail)]
+        others = [around[0], *parts, around[1]] if parts else []
+        return [*self._begin, *(token for part in others for token in part), *self._middle(head, tail)]
 
     def _middle(self, head: Sequence[int], tail: Sequence[int]) -> list[int]:
         prefix, suffix, middle = (self.tokens[kind] for kind in ("prefix", "suffix", "middle"))
