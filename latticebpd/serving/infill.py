@@ -88,19 +88,17 @@ class InfillResponse(AnswerResponse):
     def whole(self, text: str, reason: str) -> dict[str, Any]:
         assert isinstance(self.asked, InfillRequest)
         wanted, record = self.asked.response_fields, self._record(text, reason)
-        return record if wanted is None else selected(record, wanted)
+        return selected(record, wanted) if wanted else record
 
     async def _chunks(self, progress: Progress) -> AsyncIterator[str]:
-        while progress.reason is None:
+        while progress.reason != ERROR:
             if progress.text:
                 yield event({"index": 0, "content": progress.text, "stop": False, **self._counts})
+            if progress.reason is not None:
+                yield event(self.whole("", progress.reason))
+                return
             progress = await self.events.get()
-        if progress.reason == ERROR:
-            yield event((progress.failure or RequestError(500, FAILED)).body)
-            return
-        if progress.text:
-            yield event({"index": 0, "content": progress.text, "stop": False, **self._counts})
-        yield event(self.whole("", progress.reason))
+        yield event((progress.failure or RequestError(500, FAILED)).body)
 
     @property
     def _counts(self) -> dict[str, int]:

@@ -154,6 +154,7 @@ def test_a_prompt_of_other_files_is_read_ahead(served: Served) -> None:
     assert record["timings"]["cache_n"] == len(head("kk\ngfgfgfgf\n")) + 1
     nothing = infill(served, n_predict=0).json()
     assert (nothing["content"], nothing["stop_type"]) == ("", "limit")
+    assert infill(served, n_predict=0, response_fields=[]).json().keys() == nothing.keys()
 
 
 def test_what_llama_vscode_sends_is_answered_as_it_reads_it(served: Served) -> None:
@@ -202,6 +203,16 @@ def test_a_stream_has_the_pieces_and_then_the_counts(served: Served) -> None:
     assert last["content"] == ""
     for name in ("stop_type", "tokens_predicted", "tokens_evaluated", "tokens_cached", "truncated", "has_new_line"):
         assert last[name] == whole[name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_pass_that_fails_is_told(stream: bool) -> None:
+    drafter = HeldDrafter(failing=True)
+    drafter.go.set()
+    with serving(tiny(code=True), drafter, Limits(context=120)) as server:
+        answer = infill(server, stream=stream)
+        assert '"server_error"' in answer.text
+        assert answer.status_code == 500
 
 
 def test_a_completion_with_a_suffix_fills_in_the_middle(served: Served) -> None:
