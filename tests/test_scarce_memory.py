@@ -102,6 +102,9 @@ def kernels() -> dict[str, Callable[[], Any]]:
     model = _engine.Transformer(settings, [layer], embedding, embedding, [1.0] * 96)
     cache = _engine.Cache(model)
     tokens, parents = np.arange(40) * 7, np.arange(-1, 39)
+    text = _engine.Cache(model)
+    model.read([text], [40], tokens, parents, [], 1)
+    text.keep(range(40))
     up, down, pairs = (drawn(*shape) for shape in ((3, 20, 96), (3, 48, 20), (2, 8, 48)))
     heads, projection = _engine.Int8Heads(up, down), _engine.Int8Weights(drawn(700, 48))
     lattices = _engine.HeadLattices(heads, projection, range(700), pairs, drawn(8, 48))
@@ -132,6 +135,7 @@ def kernels() -> dict[str, Callable[[], Any]]:
         "int8 products": lambda: _engine.Int8Weights(x).multiply(x, 1),
         "matrix": lambda: _engine.Matrix.of_numbers(_engine.WeightMemory(), x, True).row(69),
         "passes": passes,
+        "copies": lambda: np.array([text.first(20).memory]),
         "logits": lambda: model.logits(x, 1),
         "best": lambda: model.best(x[:4], 1),
         "logits of a few": lambda: model.logits_of(x[:2], np.array([3, 7, 40, 41]), [3, 1], 1),

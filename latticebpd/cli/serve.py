@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from latticebpd.checks import expect
 from latticebpd.cli import model_options
 from latticebpd.console import err, print_json, quiet_transformers
 
@@ -30,6 +31,8 @@ def serve(
     context: int = typer.Option(4096, min=2, help="Tokens of a prompt and its answer, at most; they cost memory."),
     max_tokens: int = typer.Option(1024, min=1, help="Tokens of an answer, at most."),
     max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
+    prefix_memory: int = typer.Option(512, min=0, help="MB for texts whose beginnings later prompts share; 0: none."),
+    history: int = typer.Option(0, min=0, help="Tokens of earlier texts that are drafted from, for one user; 0: none."),
     shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds for answers to finish at a shutdown."),
     temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Temperature of requests without one; 0 is greedy."),
     system_prompt: str | None = model_options.SYSTEM_PROMPT,
@@ -61,8 +64,9 @@ def serve(
     check_key(api_key)
     quiet_transformers()
     from latticebpd.decoding.pass_costs import profile_drafts
+    from latticebpd.drafters.copies.text_history import TextHistory, with_history
     from latticebpd.drafters.cost_curve import CostCurve
-    from latticebpd.drafters.system_names import tells_probabilities
+    from latticebpd.drafters.system_names import size_of, tells_probabilities
     from latticebpd.loading import load
     from latticebpd.models.weight_kinds import TORCH
 
@@ -73,13 +77,20 @@ def serve(
     )  # fmt: skip
     on_engine = loaded.weights != TORCH
     system = system or loaded.default_system(alpha, by_cost=on_engine)
+    wanted = "--history with a system whose trees tell probabilities, such as 16-copies or 64-tree"
+    expect(not history or tells_probabilities(system), wanted, system)
     drafter_of: Any = partial(model_options.named_drafter, loaded, system, lm, alpha, k=k)
     if (cuts := on_engine and tells_probabilities(system)) and curve is None:
         err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
         curve = profile_drafts(loaded.target, SIZES, lambda costs: drafter_of(costs=costs), rounds=2)
-    drafter = drafter_of(costs=curve if cuts else None)
-    limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
-    service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
+    drafter, texts = drafter_of(costs=curve if cuts else None), TextHistory(history) if history else None
+    if texts is not None:
+        drafter = with_history(drafter, texts, size_of(system))
+    limits = Limits(
+        rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds,
+        prefix_memory=prefix_memory << 20,
+    )  # fmt: skip
+    service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None, history=texts)
     with listen(host, port) as listening:
         server = server_of(service, shutdown_seconds)
         if not is_loopback(host) and not api_key:

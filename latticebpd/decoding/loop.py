@@ -7,7 +7,7 @@ one pass of the target model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from latticebpd.drafters.legal_drafts import legal_tree, with_forced
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import array_for, as_numpy
 from latticebpd.models.target_model import AnyModel
+from latticebpd.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -267,7 +268,10 @@ class RowBatch:
 
     rows: unfinished ones, in the verifier's order.
     num_passes: those that were a call for some row.
+    leaves: called with each row that leaves, the verifier and the row's number in it; None: nobody asks.
     """
+
+    leaves: Callable[[Row, Verifier, int], None] | None = None
 
     def __init__(self, unread: PendingTokens, drafter: Drafter, vocabulary: int, rows: list[Row]) -> None:
         self.unread, self.drafter, self.vocabulary, self.rows, self.num_passes = unread, drafter, vocabulary, rows, 0
@@ -327,6 +331,9 @@ class RowBatch:
 
     def keep(self, positions: Sequence[int]) -> None:
         """Go on with the rows at these positions only, in ascending order; the others cost nothing more."""
+        if self.leaves is not None:
+            for i in sorted({*range(len(self.rows))}.difference(positions)):
+                self.leaves(self.rows[i], self.unread.verifier, i)
         if 0 < len(positions) < len(self.rows):
             self.unread.select(positions)
         self.rows = [self.rows[i] for i in positions]

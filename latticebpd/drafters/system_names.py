@@ -137,6 +137,12 @@ def tells_probabilities(name: str) -> bool:
     return system is not None and system.kind in (TREE, CALIBRATED, *others)
 
 
+def size_of(name: str) -> int:
+    """Paths or nodes of the trees of a drafter of that name, 0 if it says none."""
+    system = _parsed(name.removeprefix(f"{COPIES}+"))
+    return 0 if system is None else system.size
+
+
 def drafter_named(
     name: str,
     source: LatticeSource | None,

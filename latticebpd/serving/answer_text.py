@@ -15,19 +15,27 @@ class AnswerText(StoppingCriteria):
     """Characters that no later token changes. As a stopping criterion, ends a text with its first stop string.
 
     ``transformers``' own criterion for stop strings goes through the vocabulary at every new list of them, which takes
-    seconds.
+    seconds. It reads arrays, so that no tokenizer of ``transformers`` is made for a request either.
 
     text: characters so far, up to the first stop string.
     offsets: of each token, the characters before it.
+    stopped: whether the text has ended.  stop: the stop string at which it did.
     """
+
+    accepts_numpy = True
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self.tokenizer, self.stops = tokenizer, tuple(stops)
-        self.text, self.stopped = "", False
+        self.text, self.stopped, self.stop = "", False, ""
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
         self.offsets: list[int] = []
         self._sent = 0  # characters that `take` has returned
+
+    @property
+    def ends(self) -> bool:
+        """Whether it may end the text."""
+        return bool(self.stops) or self.stopped
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         self.add([int(input_ids[0, -1])])
@@ -65,9 +73,10 @@ class AnswerText(StoppingCriteria):
             return
         start = max(0, len(self.text) - max(map(len, self.stops), default=0))
         self.text += characters
-        ends = [at for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
+        ends = [(at, stop) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
         if ends:
-            self.text, self.stopped = self.text[: min(ends)], True
+            end, self.stop = min(ends)
+            self.text, self.stopped = self.text[:end], True
 
 
 def overlap(text: str, stop: str) -> int:

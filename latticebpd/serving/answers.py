@@ -170,6 +170,7 @@ class AnswerResponse(Response):
             "prompt_tokens": prompt_tokens,
             "completion_tokens": total.tokens,
             "total_tokens": prompt_tokens + total.tokens,
+            "prompt_tokens_details": {"cached_tokens": self.jobs[0].cached},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": total.accepted, "rejected_prediction_tokens": rejected,
             },

@@ -28,6 +28,7 @@ from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
 from latticebpd.decoding.session import Session
+from latticebpd.drafters.copies.text_history import TextHistory
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.loading import Loaded
 from latticebpd.serving import schema
@@ -35,6 +36,8 @@ from latticebpd.serving.answer_log_probs import LogProbFormats
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
 from latticebpd.serving.chat_page import page
+from latticebpd.serving.infill import InfillRequest, InfillResponse, InfillText
+from latticebpd.serving.infill_prompts import InfillPrompts
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
 from latticebpd.serving.penalties import processors_of
@@ -56,7 +59,8 @@ class Service:
 
     name: of the model, as requests call it.
     temperature: of requests that give none; 0 is greedy.
-    api_key: asked for at ``/v1``, visible characters of ASCII; None: no key.
+    api_key: asked for but at ``/health`` and ``/metrics``, visible characters of ASCII; None: no key.
+    history: where texts go when they end; None: nowhere.
     """
 
     loaded: Loaded
@@ -66,6 +70,7 @@ class Service:
     temperature: float = 0.0
     api_key: str | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    history: TextHistory | None = None
 
     def __post_init__(self) -> None:
         check_key(self.api_key)
@@ -81,7 +86,9 @@ class Service:
         self.stops = list(settings.stop_strings)
         self.repetition_penalty = float(settings.config.repetition_penalty or 1.0)
         self.formats = LogProbFormats(tokenizer, self.loaded.target.vocab_size)
-        self.scheduler = Scheduler(self.limits, self.metrics)
+        self.scheduler = Scheduler(self.limits, self.metrics, self.history)
+        self.infills = InfillPrompts(self.loaded)
+        _ = self.infills.tokens  # which may read a file
         self.created = int(time.time())
         self.loaded.prompts.document("a")  # the first call changes transformers' tokenizers; later ones share them
 
@@ -97,6 +104,8 @@ class Service:
             Route("/v1/completions", self._answered(self.completions), methods=["POST"]),
             Route("/v1/chat/completions", self._answered(self.chat_completions), methods=["POST"]),
             Route("/v1/responses", self._answered(self.responses), methods=["POST"]),
+            Route("/infill", self._answered(self.infill), methods=["POST"]),
+            *(Route(path, self._answered(self.properties)) for path in ("/props", "/v1/props")),
         ]
         handlers: Any = {HTTPException: _http_error}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -144,7 +153,8 @@ class Service:
     def _card(self) -> dict[str, Any]:
         capabilities = ["completion", *(["chat"] if self.loaded.in_chat else [])]
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
-        return {**card, "capabilities": capabilities}
+        context = {"max_model_len": self.limits.context, "meta": {"n_ctx": self.limits.context}}
+        return {**card, "capabilities": capabilities, **context}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
@@ -163,9 +173,48 @@ class Service:
         prompt: Any = asked.prompt
         if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
             (prompt,) = prompt  # a list of one prompt
-        encode = self.loaded.prompts.document
-        ids = (lambda: encode(self._fitting(prompt))) if isinstance(prompt, str) else (lambda: prompt)
-        return await self._submit(asked, ids, asked.max_tokens or COMPLETION_TOKENS)
+        after, is_text = asked.suffix, isinstance(prompt, str)
+        if after and not is_text:
+            raise RequestError(400, "suffix: expected a prompt that is a text, got token ids", schema.INVALID, "suffix")
+
+        def ids() -> list[int]:
+            if after:
+                self._fitting(prompt, after)
+                return self.infills.between(prompt, after)
+            return self.loaded.prompts.document(self._fitting(prompt)) if is_text else prompt
+
+        return await self._submit(
+            asked, ids, asked.most(COMPLETION_TOKENS), self._infill_ends("suffix") if after else None
+        )
+
+    async def infill(self, request: Request) -> Response:
+        asked = await self._read(request, InfillRequest)
+        most = asked.most(self.limits.max_tokens)
+        room = self.limits.context - min(most, self.limits.max_tokens, self.limits.context // 4)
+
+        def ids() -> list[int]:
+            return self.infills.within(*asked.parts(self.limits.prompt_bytes), room)
+
+        return await self._submit(asked, ids, most, self._infill_ends(), kind=InfillResponse)
+
+    def _infill_ends(self, field: str | None = None) -> list[int]:
+        """Tokens that end what is filled in; RequestError of a model that cannot.  field: that asks for it."""
+        try:
+            self.infills.check()
+        except ValueError as error:
+            raise RequestError(400, str(error), "unsupported_parameter", field) from error
+        return self.infills.end_ids
+
+    async def properties(self, request: Request) -> Response:
+        """What editors ask of a server, in llama.cpp's form."""
+        self._check_model(request.query_params.get("model"))
+        settings = {"n_ctx": self.limits.context, "params": {"temperature": self.temperature}}
+        template = self.loaded.tokenizer.get_chat_template() if self.loaded.in_chat else ""
+        return JSONResponse({
+            "default_generation_settings": settings, "total_slots": self.limits.rows, "model_path": self.name,
+            "chat_template": template, "modalities": {"vision": False, "audio": False},
+            "build_info": f"latticebpd {__version__}",
+        })  # fmt: skip
 
     async def chat_completions(self, request: Request) -> Response:
         asked = await self._read(request, schema.ChatRequest)
@@ -175,14 +224,14 @@ class Service:
         form = None
         if shown or asked.has_calls:
             form = format_of(self.loaded.tokenizer.get_chat_template())
-        most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
+        most = asked.most(self.limits.max_tokens)
         ids = partial(self._chat_ids, turns, shown)
         return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, form if shown else None)
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, ResponsesRequest)
         self._check_chats()
-        most = asked.max_output_tokens or asked.max_tokens or self.limits.max_tokens
+        most = asked.max_output_tokens or asked.most(self.limits.max_tokens)
         ids = partial(self._chat_ids, asked.turns)
         return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, kind=ResponsesResponse)
 
@@ -277,16 +326,22 @@ class Service:
         room = self.limits.context - len(prompt)
         expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
         own = processors_of(asked, len(prompt), self.loaded.target.vocab_size, self.repetition_penalty)
-        answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
+        stops = asked.stops or self.stops
+        answer = (
+            InfillText(self.loaded.tokenizer, stops, asked)
+            if isinstance(asked, InfillRequest)
+            else AnswerText(self.loaded.tokenizer, stops)
+        )
+        answer.stopped = not most  # only the prompt is read
         session = Session.begin(
             self.loaded.target, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
-            max_new_tokens=min(most, self.limits.max_tokens, room),
-            stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
+            max_new_tokens=max(1, min(most, self.limits.max_tokens, room)),
+            stopping_criteria=StoppingCriteriaList([answer] if answer.ends else []),
             constraint=constraint, tokenizer=self.loaded.tokenizer, logits_processor=LogitsProcessorList(own),
         )  # fmt: skip
         rule = bound(self._rule(asked, index), session.settings)
         batch = RowBatch.begin(session, self.drafter, rule, log_probs=asked.log_probs)
-        return Job(batch, answer, send, arrived + self.limits.seconds, arrived)
+        return Job(batch, answer, send, arrived + self.limits.seconds, arrived, asked.cache_prompt is not False)
 
     def _rule(self, asked: GenerationRequest, index: int) -> Acceptance:
         """Greedy decoding, or sampling with a source of randomness of the answer's own."""

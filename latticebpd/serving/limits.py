@@ -21,6 +21,7 @@ class Limits:
     max_tokens: of an answer, and the default of chats.
     seconds: from a request's arrival to its end, waiting included; a text ends there with what it has.
     body: bytes of a request.
+    prefix_memory: bytes of texts that are kept for prompts that begin like them; 0: none.
     """
 
     rows: int = 16
@@ -29,6 +30,7 @@ class Limits:
     max_tokens: int = 1024
     seconds: float = 300.0
     body: int = 1 << 20
+    prefix_memory: int = 512 << 20
 
     @property
     def prompt_bytes(self) -> int:
@@ -38,4 +40,5 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("rows", "context", "max_tokens", "body"):
             expect(getattr(self, name) >= 1, f"{name} >= 1", getattr(self, name))
+        expect(self.prefix_memory >= 0, "prefix_memory >= 0", self.prefix_memory)
         expect(self.queue >= 0 and self.seconds > 0, "queue >= 0 and seconds > 0", f"{self.queue} and {self.seconds}")

@@ -2,9 +2,9 @@
 
 Prompts are read in blocks of about 0.2 seconds, one between two passes. A block belongs to the prompt with the fewest
 unread tokens, so that a long prompt does not hold up a short one; every fourth belongs to the request that came first,
-so that no stream of short prompts holds up a long one for ever. On the CPU engine a token's results do not depend on
-blocks or other rows, so that every text is that of a decode of its own. PyTorch's verifiers cannot take in rows: there
-one request is decoded after another.
+so that no stream of short prompts holds up a long one for ever. What another text begins with is not read again (see
+`prefix_store`). On the CPU engine a token's results do not depend on blocks or other rows, so that every text is that
+of a decode of its own. PyTorch's verifiers cannot take in rows: there one request is decoded after another.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
+import numpy as np
 import torch
 
 from latticebpd.decoding.loop import Row, RowBatch, Step
+from latticebpd.decoding.session import PendingTokens
+from latticebpd.drafters.copies.text_history import TextHistory
 from latticebpd.serving.answer_log_probs import LogProbs
 from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import ServerMetrics
+from latticebpd.serving.prefix_store import PrefixStore, ReadText
 from latticebpd.serving.schema import RequestError
 from latticebpd.serving.structured import GuardedAutomaton
 from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
+from latticebpd.verification.verifier import Verifier
 
 log = logging.getLogger("uvicorn.error")
 
@@ -88,6 +93,9 @@ class Job:
     send: called by the scheduler's thread.
     deadline, arrived: on the monotonic clock, in seconds.
     counts: what it has cost so far.
+    shares: whether tokens of its prompt need not be read where another text has them.
+    begun, first, ended: when its prompt was first read, its first token was written, and its text ended; None before.
+    cached: tokens of its prompt that were not read again.
     """
 
     batch: RowBatch
@@ -95,12 +103,18 @@ class Job:
     send: Sender
     deadline: float
     arrived: float
+    shares: bool = True
+    begun: float | None = None
+    first: float | None = None
+    ended: float | None = None
+    cached: int = 0
     cancelled: bool = False
     counts: Counts = field(default_factory=Counts)
     row: Row = field(init=False)
 
     def __post_init__(self) -> None:
         (self.row,) = self.batch.rows
+        self.prompt = np.array(self.row.text.tokens, np.int64)
 
     @property
     def prompt_tokens(self) -> int:
@@ -125,11 +139,14 @@ class Scheduler:
     """The thread and its queue.
 
     block: tokens of prompts that are read between two passes; as many as take `BLOCK_SECONDS`, up to ``max_block``.
+    history: where texts go when they end, but for what an earlier one begins with; the drafter drafts from it.
     """
 
-    def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
-        self.limits, self.metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: ServerMetrics, history: TextHistory | None = None) -> None:
+        self.limits, self.metrics, self.history = limits, metrics, history
         self.block, self.max_block = MIN_BLOCK, PREFILL_CHUNK
+        self.prefixes = PrefixStore(limits.prefix_memory)
+        metrics.prefix_memory.set_function(lambda: self.prefixes.memory)
         self._changed = threading.Condition()
         self._preparing = 0  # places of requests that are not submitted yet
         self._waiting: list[Job] = []
@@ -238,6 +255,9 @@ class Scheduler:
             for job in (*self._waiting, *self._running)
             if job.cancelled or job.deadline <= now
         }
+        for job in over:
+            if job in self._reading:
+                job.batch.keep([])
         self._waiting, self._reading, self._live = (
             [job for job in jobs if job not in over] for jobs in (self._waiting, self._reading, self._live)
         )
@@ -250,8 +270,10 @@ class Scheduler:
         """Read up to a block of tokens of the prompts that are next, and let the rows that were read join."""
         begin, left = time.monotonic(), self.block
         while left > 0 and (job := self._next_to_read(left == self.block)) is not None:
-            before = job.unread_tokens
             try:
+                if job.begun is None:
+                    self._begin(job)
+                before = job.unread_tokens
                 done = not job.batch.unread.read_ahead(left)
             except Exception:
                 log.exception("a prompt could not be read")
@@ -270,6 +292,29 @@ class Scheduler:
         if left <= 0:
             self.adapt_block(self.block - left, time.monotonic() - begin)
 
+    def _begin(self, job: Job) -> None:
+        """Give a request its row's number and, of its prompt, what other texts begin with."""
+        job.begun, job.row.index, job.batch.leaves = time.monotonic(), next(self._numbers), self._leaves
+        if job.shares and (found := self.prefixes.begin(job.prompt, self._read_texts())) is not None:
+            verifier, job.cached = found
+            job.batch.unread = PendingTokens(verifier, job.batch.unread.tokens, job.cached)
+
+    def _leaves(self, row: Row, verifier: Verifier, number: int) -> None:
+        """Keep what a row that leaves has read."""
+        if isinstance(verifier, EngineVerifier):
+            self.prefixes.add(row.text.tokens[: -row.text.unread], verifier, number)
+
+    def _read_texts(self) -> list[ReadText]:
+        """What rows have read of their prompts."""
+        rows = [(job, job.batch.unread.verifier, 0) for job in self._reading]
+        if self._batch is not None:
+            rows += [(job, self._batch.unread.verifier, i) for i, job in enumerate(self._live)]
+        return [
+            ReadText(job.prompt[: verifier.caches[i].length], verifier, i)
+            for job, verifier, i in rows
+            if isinstance(verifier, EngineVerifier)
+        ]
+
     def adapt_block(self, tokens: int, seconds: float) -> None:
         """Choose the next block's tokens, after a block of so many that took so long."""
         fitting = int(tokens * BLOCK_SECONDS / max(seconds, 1e-6))
@@ -287,12 +332,16 @@ class Scheduler:
             if opens_block and self._blocks % FIRST_COME == 0:
                 job = min(candidates, key=lambda job: job.arrived)
             else:
-                job = min(candidates, key=lambda job: job.unread_tokens)
+                job = min(candidates, key=self._to_read)
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._reading.append(job)
-                job.row.index = next(self._numbers)
             return job
+
+    def _to_read(self, job: Job) -> int:
+        """Tokens of a prompt that have to be read."""
+        waits = job.begun is None and job.shares
+        return job.unread_tokens - (self.prefixes.shared(job.prompt, self._read_texts()) if waits else 0)
 
     def _pass(self) -> None:
         """One pass over the live rows, and its news to their clients."""
@@ -324,8 +373,10 @@ class Scheduler:
 
     def _count(self, job: Job, step: Step) -> None:
         if not job.counts.tokens:
-            self.metrics.first.observe(time.monotonic() - job.arrived)
+            job.first = time.monotonic()
+            self.metrics.first.observe(job.first - job.arrived)
             self.metrics.prompt_tokens.inc(job.prompt_tokens)
+            self.metrics.cached_tokens.inc(job.cached)
         accepted = min(len(step.accepted), len(step.committed))
         job.counts += Counts(len(step.committed), step.prefill, not step.prefill, len(step.tree), accepted)
         self.metrics.calls.inc(not step.prefill)
@@ -335,8 +386,11 @@ class Scheduler:
 
     def _end(self, job: Job, reason: str) -> None:
         """Send the rest of an answer."""
+        if self.history is not None and job.begun is not None:
+            self.history.add(job.row.text.tokens[job.cached :])
+        job.ended = time.monotonic()
         self.metrics.finished.labels(reason).inc()
-        self.metrics.seconds.observe(time.monotonic() - job.arrived)
+        self.metrics.seconds.observe(job.ended - job.arrived)
         automaton = job.row.text.automaton
         failure = automaton.failure if isinstance(automaton, GuardedAutomaton) else None
         job.send(Progress(job.answer.take_rest(), reason, failure, job.counts, job.take_log_probs()))

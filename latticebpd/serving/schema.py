@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 WITHOUT_EFFECT = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "prediction",
+    "parallel_tool_calls", "prediction", "id_slot", "samplers", "response_fields",
 })  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
@@ -130,11 +130,17 @@ class StructuredOutputs(Part):
 
 
 class GenerationRequest(Part):
-    """What both kinds of requests have."""
+    """What all kinds of requests have.
+
+    n_predict: llama.cpp's name of ``max_tokens``: 0 reads the prompt only, -1 is the default.
+    cache_prompt: False reads the whole prompt, even if an earlier text begins like it.
+    """
 
     without_effect, neutral = WITHOUT_EFFECT, NEUTRAL
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
+    n_predict: int | None = Field(None, ge=-1)
+    cache_prompt: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -157,6 +163,11 @@ class GenerationRequest(Part):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def most(self, default: int) -> int:
+        """Tokens of the answer."""
+        limits = (getattr(self, "max_completion_tokens", None), self.max_tokens, self.n_predict)
+        return next((limit for limit in limits if limit is not None and limit >= 0), default)
 
     @property
     def log_probs(self) -> int | None:
@@ -183,8 +194,12 @@ Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
 class CompletionRequest(AnswersRequest):
-    """``/v1/completions``; prompt: a text, or its token ids."""
+    """``/v1/completions``.
 
+    prompt: a text, or its token ids.  suffix: what comes after the completion; of texts only.
+    """
+
+    suffix: str | None = None
     prompt: str | list[TokenId] | Annotated[list[str] | list[list[TokenId]], Field(min_length=1, max_length=1)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
 

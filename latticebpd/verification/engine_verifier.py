@@ -97,8 +97,26 @@ class EngineVerifier:
 
         self.caches, self.states = taken(self.caches), taken(self.states)
 
+    def first(self, row: int, tokens: int) -> EngineVerifier:
+        """A verifier of a single text: a copy of the first tokens of a row's."""
+        return self._of(self.caches[row].first(tokens), self.states[row][:tokens].copy())
+
+    def alone(self, row: int) -> EngineVerifier:
+        """A verifier of a row that leaves this one, with what it has read."""
+        return self._of(self.caches[row], self.states[row])
+
+    @property
+    def memory(self) -> int:
+        """Bytes of what its rows have read."""
+        return sum(cache.memory for cache in self.caches) + sum(states.nbytes for states in self.states)
+
     def layer_states(self, row: int) -> Any:
         return self.states[row][: self.caches[row].length] if self.layers else None
+
+    def _of(self, cache: _engine.Cache, states: np.ndarray) -> EngineVerifier:
+        own = copy(self)
+        own.caches, own.states, own.pending = [cache], [states], []
+        return own
 
     def _read(
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False

@@ -22,14 +22,14 @@ from latticebpd.serving.api import Service
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.server import GracefulServer, listen, server_of
 from tests.helpers.engine_models import on_engine, with_heads
-from tests.helpers.tokenizers import letters
+from tests.helpers.tokenizers import letters, letters_of_code
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def tiny(target: TargetModel | None = None, chat: bool = True) -> Loaded:
-    """A model of letters: by default a random one on the engine, with heads."""
-    tokenizer = letters()
+def tiny(target: TargetModel | None = None, chat: bool = True, code: bool = False) -> Loaded:
+    """A model of letters: by default a random one on the engine, with heads.  code: it fills in the middle."""
+    tokenizer = letters_of_code() if code else letters()
     tokenizer.chat_template = TEMPLATE if chat else None
     source = None
     if target is None:

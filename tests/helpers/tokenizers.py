@@ -80,3 +80,15 @@ def assert_same_tokenizer(ours: Any, theirs: Any, conversations: Sequence[list[d
             assert text == theirs.apply_chat_template(chat, tokenize=False, **options)
             expected = theirs.apply_chat_template(chat, return_dict=True, **options)["input_ids"]
             assert ours(text, add_special_tokens=False)["input_ids"] == expected
+
+
+INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+
+
+def letters_of_code() -> PreTrainedTokenizerFast:
+    """Letters, blanks, ends of lines, and tokens for filling in the middle."""
+    characters = [*"abcdefghijklmnop", " ", "\n"]
+    tokenizer = Tokenizer(BPE({character: i for i, character in enumerate(characters)}, []))
+    tokenizer.decoder = Fuse()
+    tokenizer.add_special_tokens(list(INFILL))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -39,14 +39,7 @@ class Cache {
     void reserve(std::size_t positions) {
         if (positions <= capacity_) return;
         const std::size_t wider = (positions + positions / 2 + 15) / 16 * 16;
-        const std::size_t own = capacity_ * shape_.size * bytes(), other = wider * shape_.size * bytes();
-        const auto widened = [&](const std::vector<std::uint8_t>& narrower) {
-            std::vector<std::uint8_t> next(shape_.layers * shape_.num_kv_heads * other);
-            for (std::size_t i = 0; i < shape_.layers * shape_.num_kv_heads; ++i)
-                std::copy_n(narrower.data() + i * own, own, next.data() + i * other);
-            return next;
-        };
-        std::vector<std::uint8_t> keys = widened(keys_), values = widened(values_);
+        std::vector<std::uint8_t> keys = resized(keys_, wider), values = resized(values_, wider);
         keys_ = std::move(keys);
         values_ = std::move(values);
         capacity_ = wider;
@@ -69,7 +62,18 @@ class Cache {
         pending.clear();
     }
 
+    // A cache of the text's first tokens, in the memory that these take.
+    Cache first(std::size_t tokens) const {
+        Cache copied(shape_);
+        copied.length = std::min(length, tokens);
+        copied.capacity_ = (copied.length + 15) / 16 * 16;
+        copied.keys_ = resized(keys_, copied.capacity_);
+        copied.values_ = resized(values_, copied.capacity_);
+        return copied;
+    }
+
     std::size_t capacity() const { return capacity_; }
+    std::size_t memory() const { return keys_.size() + values_.size(); }  // bytes
     const std::uint8_t* keys(std::size_t layer) const { return keys_.data() + at(layer, 0, 0); }
     const std::uint8_t* values(std::size_t layer) const { return values_.data() + at(layer, 0, 0); }
 
@@ -91,6 +95,14 @@ class Cache {
     // The byte of a number of a head.
     std::size_t at(std::size_t layer, std::size_t head, std::size_t number) const {
         return ((layer * shape_.num_kv_heads + head) * capacity_ * shape_.size + number) * bytes();
+    }
+    // Keys or values with room for so many positions.
+    std::vector<std::uint8_t> resized(const std::vector<std::uint8_t>& from, std::size_t positions) const {
+        const std::size_t own = capacity_ * shape_.size * bytes(), other = positions * shape_.size * bytes();
+        std::vector<std::uint8_t> to(shape_.layers * shape_.num_kv_heads * other);
+        for (std::size_t i = 0; i < shape_.layers * shape_.num_kv_heads; ++i)
+            std::copy_n(from.data() + i * own, std::min(own, other), to.data() + i * other);
+        return to;
     }
     template <typename Number>
     void put(std::size_t layer, std::size_t position, const Number* keys) {

@@ -208,6 +208,12 @@ PYBIND11_MODULE(_engine, module) {
                  const CachesInUse in_use({&cache});
                  cache.cut(tokens);
              })
+        .def_property_readonly("memory", &Cache::memory)
+        .def("first",
+             [](Cache& cache, std::size_t tokens) {
+                 const CachesInUse in_use({&cache});
+                 return cache.first(tokens);
+             })
         .def("__copy__", [](Cache& cache) {
             const CachesInUse in_use({&cache});
             Cache copied = cache;

@@ -87,6 +87,13 @@ def test_costs_of_a_file_are_not_measured_again(run: Run, tmp_path: Path) -> Non
         assert "measuring" not in run(*command, "--costs", costs)[2]
 
 
+def test_a_history_needs_trees_that_tell_probabilities(run: Run) -> None:
+    status, out, err = run("serve", "--system", "greedy", "--history", 100)
+    assert (status, out) == (2, "")
+    wanted = "expected --history with a system whose trees tell probabilities, such as 16-copies or 64-tree, got greedy"
+    assert wanted in " ".join(err.split())
+
+
 def test_a_missing_package_is_named_with_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("latticebpd.serving.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -490,16 +490,16 @@ def test_a_shutdown_gives_no_request_more_time() -> None:
 
 
 def unstarted(block: int = 8, **limits: int) -> Service:
-    service = Service(tiny(), HeldDrafter(), "tiny", Limits(context=120, **limits))
+    service = Service(tiny(), HeldDrafter(), "tiny", Limits(**{"context": 120, "prefix_memory": 0, **limits}))
     service.scheduler.max_block = block
     return service
 
 
-def queued(service: Service, *lengths: int) -> list[Job]:
+def queued(service: Service, *lengths: int, token: int = 1) -> list[Job]:
     """Requests with prompts of so many tokens, one after another, in the queue of a scheduler that does not run."""
     request, begin = schema.CompletionRequest(prompt=[]), len(service.scheduler._waiting)
     jobs = [
-        service._job(request, [1] * length, 4, None, lambda progress: None, float(begin + number))
+        service._job(request, [token] * length, 4, None, lambda progress: None, float(begin + number))
         for number, length in enumerate(lengths)
     ]
     service.scheduler._waiting.extend(jobs)
@@ -530,6 +530,19 @@ def test_short_prompts_are_read_before_the_rest_of_a_long_one() -> None:
         scheduler._read_prompts()
     assert scheduler._live == short
     assert long.unread_tokens == 110 - 8 * (1 + 2)
+
+
+def test_a_prompt_that_is_mostly_known_is_a_short_one() -> None:
+    service = unstarted(prefix_memory=1 << 20)
+    scheduler = service.scheduler
+    queued(service, 90)
+    while not scheduler._live:
+        scheduler._read_prompts()
+    (short,), (known,) = queued(service, 20), queued(service, 95)
+    (other,) = queued(service, 12, token=2)
+    scheduler._read_prompts()
+    assert (known.cached, short.cached) == (89, 19)
+    assert [job in scheduler._live for job in (known, short, other)] == [True, True, False]
 
 
 def test_a_long_prompt_is_read_while_short_ones_keep_coming() -> None:
