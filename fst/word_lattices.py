@@ -39,9 +39,13 @@ from fst.printable import expect, expect_count
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """offsets: ``[states + 1]`` int64; tokens, targets: ``[arcs]`` int32; log_probs: ``[arcs]`` float64, natural logs.
+    """A word lattice: an acyclic automaton from state 0. State s has the arcs ``offsets[s]`` to ``offsets[s + 1]``.
 
-    finals: ``[states]`` float64, -inf where no path ends; symbols: the word of every id, or None.
+    offsets: ``[states + 1]`` int64.
+    tokens, targets: ``[arcs]`` int32, each arc's token (-1: epsilon) and the state that it leads to.
+    log_probs: ``[arcs]`` float64, natural logs.
+    finals: ``[states]`` float64, -inf where no path ends.
+    symbols: the word of every id, or None.
     """
 
     offsets: npt.NDArray[np.int64]

@@ -5,11 +5,43 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+PUBLIC = ("fst", "latticebpd", "latticebpd.drafters", "latticebpd.jacobi", "latticebpd.measuring", "latticebpd.report")
+
+
+def documented(path: str) -> Any:
+    """The object of a name with dots."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError:
+        return getattr(documented(module), name)
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    names = [name for page in REFERENCE.glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+    assert sorted(names) == sorted(set(names))
+    objects = [documented(name) for name in names]
+    for package in map(import_module, PUBLIC):
+        for name in set(package.__all__) - {"__version__"}:
+            value = getattr(package, name)
+            assert isinstance(value, ModuleType) or any(each is value for each in objects), f"{package.__name__}.{name}"
+
+
+def test_pages_of_commands_are_what_the_program_says() -> None:
+    """After a command or an option changed: ``python -m docs.site.commands``."""
+    pages = import_module("docs.site.commands").pages()
+    assert {path.name for path in (REFERENCE / "commands").iterdir()} == pages.keys()
+    for name, text in pages.items():
+        assert (REFERENCE / "commands" / name).read_text(encoding="utf-8") == text
 
 
 @pytest.fixture(scope="module")
