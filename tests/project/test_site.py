@@ -44,6 +44,14 @@ def test_pages_of_commands_are_what_the_program_says() -> None:
         assert (REFERENCE / "commands" / name).read_text(encoding="utf-8") == text
 
 
+def test_pictures_of_concepts_are_those_of_their_example() -> None:
+    """After a change of what they show: ``python -m docs.site.pictures``."""
+    pictures = import_module("docs.site.pictures").PICTURES
+    for name, draw in pictures.items():
+        assert (ROOT / "docs" / "concepts" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
+        assert f"]({name}.svg)" in (ROOT / "docs" / "concepts" / f"{name}.md").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built with warnings as errors: links that lead nowhere, anchors that are missing, pages left out."""
