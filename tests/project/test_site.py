@@ -44,6 +44,14 @@ def test_pages_of_commands_are_what_the_program_says() -> None:
         assert (REFERENCE / "commands" / name).read_text(encoding="utf-8") == text
 
 
+def test_what_is_supported_is_what_the_code_says() -> None:
+    """After a family, a type of weights or a model came or went: ``python -m docs.site.supported``."""
+    supported = import_module("docs.site.supported")
+    text = supported.PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- end of {name} -->" in text for name in supported.PARTS)
+    assert supported.with_tables(text) == text
+
+
 def test_pictures_of_concepts_are_those_of_their_example() -> None:
     """After a change of what they show: ``python -m docs.site.pictures``."""
     pictures = import_module("docs.site.pictures").PICTURES
