@@ -40,6 +40,10 @@ def type_of(kind: Any) -> str:
     return "|".join(str(value.value) for value in kind) if issubclass(kind, Enum) else TYPES[kind]
 
 
+def number(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
 def row(each: Parameter) -> str:
     """An argument or option, and what it is, as a row of a table."""
     info: Any = each.info
@@ -54,8 +58,8 @@ def row(each: Parameter) -> str:
         names = f"{', '.join(declared)} {info.metavar or type_of(kind)}".strip()
     facts = ["required"] if info.default is ... else []
     facts += ["may be repeated"] if listed and "repeat" not in (info.help or "") else []
-    facts += [f"from {info.min}"] if info.min is not None else []
-    facts += [f"up to {info.max}"] if info.max is not None else []
+    facts += [f"from {number(info.min)}"] if info.min is not None else []
+    facts += [f"up to {number(info.max)}"] if info.max is not None else []
     if info.default not in (..., None, False, []) and info.show_default is True and kind is not bool:
         values = info.default if isinstance(info.default, list) else [info.default]
         facts.append(f"default `{' '.join(str(getattr(value, 'value', value)) for value in values)}`")
@@ -81,7 +85,7 @@ def section(words: str, function: Callable[..., None]) -> str:
     known.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))
     known.sort(key=lambda each: type(each.info).__name__)  # arguments first
     block = ["```sh", *examples, "```"] if examples else []
-    table = ["| argument or option | |", "|---|---|", *map(row, known)]
+    table = ["| argument or option | meaning |", "|---|---|", *map(row, known)]
     return "\n\n".join([f"## latticebpd {words}", *texts, *filter(None, ["\n".join(block)]), "\n".join(table)])
 
 

@@ -74,16 +74,16 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(words)}</text>'
 
 
-def bars(x: int, y: int, title: str, rows: dict[str, float], kind: str, indent: int = 150) -> str:
-    """Words and their probabilities, one below the other, the bars beginning at ``indent``."""
+def bars(x: int, y: int, title: str, rows: dict[str, float], kind: str, indent: int = 125, length: int = 140) -> str:
+    """Words and their probabilities, one below the other; bars begin at ``indent``, that of 1 is ``length`` long."""
     parts = [text(x, y, title, "b")]
     for i, (words, share) in enumerate(rows.items()):
         line = y + 30 + 28 * i
         parts.append(text(x, line, words))
         parts.append(
-            f'<rect class="{kind}" x="{x + indent}" y="{line - 13}" width="{max(200 * share, 1):.1f}" height="17"/>'
+            f'<rect class="{kind}" x="{x + indent}" y="{line - 13}" width="{max(length * share, 1):.1f}" height="17"/>'
         )
-        parts.append(text(x + indent + 8 + 200 * share, line, f"{share:.0%}", "faint"))
+        parts.append(text(x + indent + 8 + length * share, line, f"{share:.0%}", "faint"))
     return "".join(parts)
 
 
@@ -103,9 +103,9 @@ def shares(drafts: Drafts, most: int = 5) -> dict[str, float]:
 def rescoring() -> str:
     lattice, lm = the_lattice(), the_bigram_model()
     heads, both = (rescore(lattice, each, p=27, alpha=1.0, context=[0]) for each in (None, lm))
-    return framed(850, 210, "The five best drafts of the heads alone, and with the bigram model",
+    return framed(620, 210, "The five best drafts of the heads alone, and with the bigram model",
                   bars(24, 34, "The heads alone", shares(heads), "room"),
-                  bars(444, 34, "Heads and bigram model", shares(both), "end"))  # fmt: skip
+                  bars(324, 34, "Heads and bigram model", shares(both), "end"))  # fmt: skip
 
 
 def draft_tree_picture() -> str:
@@ -121,20 +121,20 @@ def verification() -> str:
         node for node in range(len(tree)) if [words[each] for each in tree.path(node)] == ACCEPTED[: tree.depths[node]]
     ]
     picture, width, height = embedded(tree_picture(tree, WORDS.__getitem__, accepted), 20, 40, scale=1.1)
-    left, top, cell = width + 80, 118, 22
-    parts = [text(left - 70, 30, "Who attends to whom in the pass", "b")]
+    left, top, cell = 110, height + 190, 26
+    parts = [text(20, height + 110, "Who attends to whom in the pass", "b")]
     for row, name in enumerate(words):
         y = top + cell * row
-        parts.append(f'<text class="faint" text-anchor="end" x="{left - 8}" y="{y + 15}">{name}</text>')
-        x = left + cell * row + 15
+        parts.append(f'<text class="faint" text-anchor="end" x="{left - 8}" y="{y + 17}">{name}</text>')
+        x = left + cell * row + 17
         parts.append(f'<text class="faint" transform="translate({x} {top - 8}) rotate(-60)">{name}</text>')
         for column in range(len(words)):
             kind = "end" if tree.ancestors[row, column] else "box"
             parts.append(
                 f'<rect class="{kind}" x="{left + cell * column}" y="{y}" width="{cell - 2}" height="{cell - 2}"/>'
             )
-    parts.append(text(20, max(height + 60, 120), "green: the target writes the same", "faint"))
-    return framed(left + cell * len(words) + 30, top + cell * len(words) + 24,
+    parts.append(text(20, height + 56, "green: the target writes the same", "faint"))
+    return framed(width + 40, top + cell * len(words) + 24,
                   "The draft tree with its accepted nodes, and the attention mask of the pass",
                   text(20, 30, "Draft tree", "b"), picture, *parts)  # fmt: skip
 
@@ -147,13 +147,13 @@ def calibration() -> str:
     scores = np.exp(features @ [0.8, 0.5, 1.5])
     shown = dict(zip(("be", "writing", "anything else"), scores / scores.sum(), strict=True))
     return framed(
-        850, 250, "Three sources of evidence, weighted by slot, give probabilities",
-        box(24, 24, 230, 54, "room", "heads", "be 0.45 · writing 0.35"),
-        box(24, 96, 230, 54, "room", "n-gram model", "be 0.05 · writing 0.40"),
-        box(24, 168, 230, 54, "room", "the text so far", "“am writing” occurs in it"),
-        box(330, 90, 130, 66, "mid", "weights", "one set a slot"),
-        arrow("M254 51H290V112H328"), arrow("M254 123H328"), arrow("M254 195H290V134H328"), arrow("M460 123H500"),
-        bars(516, 72, "Calibrated probability", shown, "end", 110),
+        640, 250, "Three sources of evidence, weighted by slot, give probabilities",
+        box(20, 24, 180, 54, "room", "heads", "be 0.45 · writing 0.35"),
+        box(20, 96, 180, 54, "room", "n-gram model", "be 0.05 · writing 0.40"),
+        box(20, 168, 180, 54, "room", "the text so far", "“am writing” occurs in it"),
+        box(246, 90, 106, 66, "mid", "weights", "one set a slot"),
+        arrow("M200 51H222V112H244"), arrow("M200 123H244"), arrow("M200 195H222V134H244"), arrow("M352 123H380"),
+        bars(392, 72, "Calibrated probability", shown, "end", 104, 96),
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def cost() -> str:
     curve = CostCurve((1,), tuple(PASSES), (tuple(value / 1000 for value in PASSES.values()),))
     speeds = expected / curve.of(1, np.arange(1, most + 2))
     best = int(np.argmax(speeds))
-    left, bottom, step, height = 76, 250, 58, 200
+    left, bottom, step, height = 64, 250, 44, 200
     points = [(left + step * n, bottom - height * speed / 160) for n, speed in enumerate(speeds)]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     parts = [f'<path class="line" d="M{left} {bottom - height - 16}V{bottom}H{left + step * most + 20}"/>']
@@ -177,9 +177,9 @@ def cost() -> str:
         parts.append(f'<text class="faint m" x="{x:g}" y="{bottom + 20}">{n}</text>')
     x, y = points[best]
     parts.append(text(x - 60, y - 16, f"best: {best} nodes, {speeds[best]:.0f} tokens/s", "b"))
-    parts += [text(20, 26, "tokens a second", "faint"), text(380, bottom + 42, "nodes of the draft tree", "faint")]
+    parts += [text(20, 26, "tokens a second", "faint"), text(250, bottom + 42, "nodes of the draft tree", "faint")]
     line = f'<path class="line" d="{path}"/>'
-    return framed(850, 300, "Tokens a second of trees of 0 to 12 nodes", line, *parts)
+    return framed(640, 300, "Tokens a second of trees of 0 to 12 nodes", line, *parts)
 
 
 PICTURES = {
