@@ -64,7 +64,7 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
     """What a guide's commands would have made, over the bundled vocabulary, in the working directory."""
     vocab_size = names["loaded"].target.vocab_size
     shutil.copyfile(ASSETS / "lm.fst", "written.fst")
-    if guide == "training":
+    if guide == "training/rescorers":
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
     elif guide == "analysis":
