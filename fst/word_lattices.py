@@ -65,8 +65,8 @@ class Lattice:
     ) -> Lattice:
         """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, in any order.
 
-        ValueError for cycles, lattices without a path, numbers that are none and ids that no token has; a warning that
-        counts log-probabilities above 0.
+        ValueError for cycles, lattices without a path, NaN, and ids that are no token's; a warning that counts
+        log-probabilities above 0.
         """
         sources, targets, tokens, log_probs = _columns(arcs, "arcs (source, target, token, log p)")
         ends, end_log_probs = _columns(finals, "final states (state, log p)")

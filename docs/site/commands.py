@@ -1,4 +1,4 @@
-"""The pages of commands and options, from the program itself: ``python -m docs.site.commands`` after one changed."""
+"""The pages of commands and options, from the program itself: ``python -m docs.site`` after one changed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def pages() -> dict[str, str]:
     return result
 
 
-if __name__ == "__main__":
+def write() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -14,8 +14,8 @@ from typing import Any
 import griffe
 
 NAMES = r"\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*"
-ITEM = re.compile(rf"({NAMES}): +(\S.*)")
-SEPARATOR = re.compile(rf"(?<=[.;]) +(?={NAMES}: )")
+ITEM = re.compile(rf"({NAMES}):(?: +(\S.*))?")
+SEPARATOR = re.compile(rf"(?<=[.;]) +(?={NAMES}:(?: |$)|Raises )")
 ROLE = re.compile(r":\w+:(`[^`]+`)")
 SECTIONS = ("Args:", "Raises:", "Example:")
 COLUMNS = re.compile(r"\S+(?: \S+)*   +\S")
@@ -54,7 +54,7 @@ def _paragraph(text: str, names: set[str]) -> str:
     title, _, rest = text.partition("\n")
     if text.lstrip().startswith(">>>"):
         return f"```pycon\n{textwrap.dedent(text)}\n```"
-    if title.endswith(":") and all(line.startswith("    ") for line in rest.splitlines()):
+    if rest and title.endswith(":") and all(line.startswith("    ") for line in rest.splitlines()):
         inner = _paragraph(textwrap.dedent(rest), names) if title in SECTIONS else rest
         return inner if title in ("Args:", "Raises:") else f"{title}\n\n{inner}"
     if COLUMNS.match(title):
@@ -67,17 +67,20 @@ def _paragraph(text: str, names: set[str]) -> str:
         for number, piece in enumerate(SEPARATOR.split(line)):
             match = ITEM.fullmatch(piece)
             if match and {name.lstrip("*") for name in match[1].split(", ")} <= names:
-                parts.append([f"- {', '.join(f'`{name}`' for name in match[1].split(', '))}: {match[2].rstrip(';')}"])
+                parts.append([f"- {', '.join(f'`{name}`' for name in match[1].split(', '))}: {match[2] or ''}"])
+            elif piece.startswith("Raises "):
+                parts.append([piece])
             elif number:
                 parts[-1][-1] += f" {piece}"
             elif parts and not parts[-1][0].startswith("- "):
                 parts[-1].append(piece)
-            elif parts and parts[-1][-1][-1] not in ".:;":  # an item that began within a line
+            elif parts and parts[-1][-1][-1] not in ".;":  # an item that began within a line
                 parts[-1].append(f"    {piece}")
             else:
                 parts.append([piece])
     result = ""
     for before, part in zip([[""], *parts], parts, strict=False):
+        part[-1] = re.sub(";$", ".", part[-1])
         adjacent = before[0].startswith("- ") and part[0].startswith("- ")
         result += ("\n" if adjacent else "\n\n" if result else "") + "\n".join(part)
     return result

@@ -1,4 +1,4 @@
-"""The pictures of the pages of concepts, from one small example: ``python -m docs.site.pictures`` after a change.
+"""The pictures of the pages of concepts, from one small example: ``python -m docs.site`` after a change.
 
 Three heads predict what follows "I"; a bigram model knows which words go together. What the pictures show is computed.
 """
@@ -187,7 +187,8 @@ PICTURES = {
     "verification": verification, "calibration": calibration, "cost": cost,
 }  # fmt: skip
 
-if __name__ == "__main__":
+
+def write() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
         (FOLDER / f"{name}.svg").write_text(draw(), encoding="utf-8")

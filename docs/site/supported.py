@@ -1,4 +1,4 @@
-"""The tables of `docs/supported.md`, from the code: ``python -m docs.site.supported`` after a family, a type of weights
+"""The tables of `docs/supported.md`, from the code: ``python -m docs.site`` after a family, a type of weights
 or a model came or went.
 """
 
@@ -95,11 +95,11 @@ PARTS = {"models": models, "engine": engine, "types": gguf_types, "pytorch": pyt
 def with_tables(text: str) -> str:
     """The page with every part, between its two comments, as it should be."""
     for name, make in PARTS.items():
-        begin, end = f"<!-- {name}: python -m docs.site.supported -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: python -m docs.site -->", f"<!-- end of {name} -->"
         part = f"{begin}\n\n{make()}\n\n{end}"
         text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, new=part: new, text, flags=re.DOTALL)  # type: ignore[misc]
     return text
 
 
-if __name__ == "__main__":
+def write() -> None:
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

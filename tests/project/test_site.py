@@ -36,8 +36,27 @@ def test_every_public_name_is_in_the_reference_once() -> None:
             assert isinstance(value, ModuleType) or any(each is value for each in objects), f"{package.__name__}.{name}"
 
 
+def test_docstrings_become_lists_and_blocks_of_code() -> None:
+    pytest.importorskip("griffe", reason="needs pip install 'latticebpd[docs]'")
+    as_markdown = import_module("docs.site.docstrings").as_markdown
+    text = "See :func:`load`::\n\n    a = b\n\nk: arcs,\n    at most. slots, p: both.\nother: no item. p: one; k:\nmore"
+    lines = as_markdown(text, {"k", "p", "slots"}).splitlines()
+    assert lines[:3] == ["See `load`:", "", "    a = b"]
+    assert lines[4:] == [
+        "- `k`: arcs,",
+        "    at most. slots, p: both.",
+        "",
+        "other: no item.",
+        "",
+        "- `p`: one.",
+        "- `k`: ",
+        "    more",
+    ]
+    assert as_markdown(">>> 1\n1", set()) == "```pycon\n>>> 1\n1\n```"
+
+
 def test_pages_of_commands_are_what_the_program_says() -> None:
-    """After a command or an option changed: ``python -m docs.site.commands``."""
+    """After a command or an option changed: ``python -m docs.site``."""
     pages = import_module("docs.site.commands").pages()
     assert {path.name for path in (REFERENCE / "commands").iterdir()} == pages.keys()
     for name, text in pages.items():
@@ -45,7 +64,7 @@ def test_pages_of_commands_are_what_the_program_says() -> None:
 
 
 def test_what_is_supported_is_what_the_code_says() -> None:
-    """After a family, a type of weights or a model came or went: ``python -m docs.site.supported``."""
+    """After a family, a type of weights or a model came or went: ``python -m docs.site``."""
     supported = import_module("docs.site.supported")
     text = supported.PAGE.read_text(encoding="utf-8")
     assert all(f"<!-- end of {name} -->" in text for name in supported.PARTS)
@@ -53,7 +72,7 @@ def test_what_is_supported_is_what_the_code_says() -> None:
 
 
 def test_pictures_of_concepts_are_those_of_their_example() -> None:
-    """After a change of what they show: ``python -m docs.site.pictures``."""
+    """After a change of what they show: ``python -m docs.site``."""
     pictures = import_module("docs.site.pictures").PICTURES
     for name, draw in pictures.items():
         assert (ROOT / "docs" / "concepts" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
