@@ -148,8 +148,8 @@ def drafter_named(
     """The drafter of that name.
 
     source: of the lattices; a calibration must have been fitted to its drafter's. None: only ``greedy`` and copies are
-        possible, and with `EmptyLattices` calibrated trees of the n-gram model and the text. lm, alpha: as for
-        :func:`strategy_named`.
+        possible, and with `EmptyLattices` calibrated trees of the n-gram model and the text.
+    lm, alpha: as for :func:`strategy_named`.
     costs: as for `CostAwareDrafter`: trees are cut to the nodes that promise the most tokens a second.
     Raises ValueError for an unknown name, the oracle, which needs the text beforehand, a system of lattices without a
     source, or costs for trees without probabilities.

@@ -71,6 +71,13 @@ def test_what_is_supported_is_what_the_code_says() -> None:
     assert supported.with_tables(text) == text
 
 
+def test_gains_of_the_decision_table_are_on_the_pages_that_it_names() -> None:
+    rows = re.findall(r"\| ([\d.]+) times \|.*\]\(([^)#]+)", (ROOT / "docs" / "choose.md").read_text(encoding="utf-8"))
+    assert len(rows) > 6
+    for gain, page in rows:
+        assert gain in (ROOT / "docs" / page).read_text(encoding="utf-8"), (gain, page)
+
+
 def test_pictures_of_concepts_are_those_of_their_example() -> None:
     """After a change of what they show: ``python -m docs.site``."""
     pictures = import_module("docs.site.pictures").PICTURES
