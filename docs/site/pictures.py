@@ -36,12 +36,12 @@ PASSES = {1: 15.5, 3: 16.1, 9: 34.3}
 ACCEPTED = ["am", "writing", "to"]
 
 
-def the_lattice() -> SausageLattice:
+def example_lattice() -> SausageLattice:
     tokens = [[WORDS.index(word) for word in slot] for slot in SLOTS]
     return SausageLattice(tokens, np.log([list(slot.values()) for slot in SLOTS]))
 
 
-def the_bigram_model() -> fst.NgramModel:
+def example_bigrams() -> fst.NgramModel:
     """Words that a word was not seen before share the rest of its probability."""
     rows = sorted((WORDS.index(a), WORDS.index(b), p) for a, after in BIGRAMS.items() for b, p in after.items())
     after = [BIGRAMS.get(word, {}) for word in WORDS]
@@ -55,8 +55,8 @@ def the_bigram_model() -> fst.NgramModel:
     return fst.NgramModel.from_table(table)
 
 
-def the_tree(num_nodes: int) -> DraftTree:
-    return draft_tree(the_lattice(), the_bigram_model(), num_nodes=num_nodes, context=[0])
+def example_tree(num_nodes: int) -> DraftTree:
+    return draft_tree(example_lattice(), example_bigrams(), num_nodes=num_nodes, context=[0])
 
 
 def embedded(picture: str, x: int, y: int, scale: float = 1.3) -> tuple[str, int, int]:
@@ -88,7 +88,7 @@ def bars(x: int, y: int, title: str, rows: dict[str, float], kind: str, indent: 
 
 
 def sausage_lattice() -> str:
-    picture, width, height = embedded(lattice_picture(the_lattice(), WORDS.__getitem__), 20, 44)
+    picture, width, height = embedded(lattice_picture(example_lattice(), WORDS.__getitem__), 20, 44)
     return framed(width + 40, height + 64, "A sausage lattice of three slots, three arcs each",
                   text(20, 30, "I … three slots, three tokens each: 27 drafts", "b"), picture)  # fmt: skip
 
@@ -101,7 +101,7 @@ def shares(drafts: Drafts, most: int = 5) -> dict[str, float]:
 
 
 def rescoring() -> str:
-    lattice, lm = the_lattice(), the_bigram_model()
+    lattice, lm = example_lattice(), example_bigrams()
     heads, both = (rescore(lattice, each, p=27, alpha=1.0, context=[0]) for each in (None, lm))
     return framed(620, 210, "The five best drafts of the heads alone, and with the bigram model",
                   bars(24, 34, "The heads alone", shares(heads), "room"),
@@ -109,13 +109,13 @@ def rescoring() -> str:
 
 
 def draft_tree_picture() -> str:
-    picture, width, height = embedded(tree_picture(the_tree(8), WORDS.__getitem__), 20, 40)
+    picture, width, height = embedded(tree_picture(example_tree(8), WORDS.__getitem__), 20, 40)
     return framed(width + 60, height + 58, "A draft tree of eight nodes",
                   text(20, 30, "The eight most probable prefixes", "b"), picture)  # fmt: skip
 
 
 def verification() -> str:
-    tree = the_tree(8)
+    tree = example_tree(8)
     words = [WORDS[token] for token in tree.tokens]
     accepted = [
         node for node in range(len(tree)) if [words[each] for each in tree.path(node)] == ACCEPTED[: tree.depths[node]]
@@ -160,7 +160,7 @@ def calibration() -> str:
 def cost() -> str:
     """Tokens a second of the example's trees of every size."""
     most = 12
-    expected = 1 + np.cumsum([0, *np.exp(the_tree(most).log_probs)])
+    expected = 1 + np.cumsum([0, *np.exp(example_tree(most).log_probs)])
     curve = CostCurve((1,), tuple(PASSES), (tuple(value / 1000 for value in PASSES.values()),))
     speeds = expected / curve.of(1, np.arange(1, most + 2))
     best = int(np.argmax(speeds))

@@ -4,17 +4,16 @@ or a model came or went.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latticebpd.cpu import _engine
+from latticebpd.drafters import registry
 from latticebpd.drafters.block.block_checkpoints import _KINDS, _SPECULATORS
 from latticebpd.drafters.heads.engine_heads import INPUTS
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
-from latticebpd.drafters.registry import FAMILIES as DRAFTERS
 from latticebpd.models.catalogue import ASSETS, CATALOGUE, EXTRAS
 from latticebpd.models.engine.engine_families import FAMILIES
 from latticebpd.models.engine.gguf_engine import ARCHITECTURES
@@ -32,7 +31,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def told(value: Any) -> str:
+def yes_no(value: Any) -> str:
     return YES if value else NO
 
 
@@ -43,14 +42,14 @@ def models() -> str:
         files = {path.name for name in entry.assets for path in (ASSETS / name).glob("*")} & {*EXTRAS}
         template = (TEMPLATES / f"{TEMPLATE_OF.get(entry.name, entry.name + '-instruct')}.jinja").read_text("utf-8")
         has = ["heads.safetensors" in files, "lm.fst" in files, "lm.fst.calibration.json" in files]
-        rows.append([f"`{entry.name}`", f"{entry.megabytes} MB", *map(told, [*has, "<tool_call>" in template])])
+        rows.append([f"`{entry.name}`", f"{entry.megabytes} MB", *map(yes_no, [*has, "<tool_call>" in template])])
     return table(["model", "download", "heads", "n-gram model", "calibration", "tools"], rows)
 
 
 def engine() -> str:
     """The families that the CPU engine computes."""
     names = {each: each.removesuffix("ForCausalLM") for each in FAMILIES}
-    rows = [[name, YES, told(name.lower() in ARCHITECTURES)] for name in sorted(names.values())]
+    rows = [[name, YES, yes_no(name.lower() in ARCHITECTURES)] for name in sorted(names.values())]
     return table(["family", "safetensors, as `float32` or `int8`", "GGUF file, as `gguf`"], rows)
 
 
@@ -74,7 +73,7 @@ def pytorch() -> str:
 
 def checkpoints() -> str:
     """What can be loaded as a drafter, and next to which targets it drafts."""
-    heads = [[f"heads, `{kind}`", told(kind in INPUTS), YES, YES] for kind in HEAD_KINDS]
+    heads = [[f"heads, `{kind}`", yes_no(kind in INPUTS), YES, YES] for kind in HEAD_KINDS]
     names, layouts = (", ".join(f"`{name}`" for name in each) for each in (_KINDS, _SPECULATORS))
     rows = {
         "heads.head_family": heads,
@@ -85,7 +84,8 @@ def checkpoints() -> str:
         "masks.mask_family": [["mask-filling models", NO, NO, YES]],
         "assistant.assistant_family": [["assistants: small causal language models", YES, YES, NO]],
     }
-    every = [row for family in DRAFTERS for row in rows[family]]  # a new family needs its rows here
+    families = dict.fromkeys((*registry.BESIDE_TARGET, *registry.FAMILIES))
+    every = [row for family in families for row in rows[family]]  # a new family needs its rows here
     return table(["drafter", "CPU engine", "PyTorch, causal", "PyTorch, encoder–decoder"], every)
 
 
@@ -96,8 +96,9 @@ def with_tables(text: str) -> str:
     """The page with every part, between its two comments, as it should be."""
     for name, make in PARTS.items():
         begin, end = f"<!-- {name}: python -m docs.site -->", f"<!-- end of {name} -->"
-        part = f"{begin}\n\n{make()}\n\n{end}"
-        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, new=part: new, text, flags=re.DOTALL)  # type: ignore[misc]
+        head, _, rest = text.partition(begin)
+        tail = rest.partition(end)[2]
+        text = f"{head}{begin}\n\n{make()}\n\n{end}{tail}"
     return text
 
 
