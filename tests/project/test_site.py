@@ -71,6 +71,18 @@ def test_what_is_supported_is_what_the_code_says() -> None:
     assert supported.with_tables(text) == text
 
 
+def test_pages_that_teach_are_short_and_say_first_what_their_reader_can_do() -> None:
+    names = ("choose", "compare", "costs", "calibrate", "engine", "engine-numbers", "training", "jacobi", "gad")
+    folders = (ROOT / "docs" / name for name in ("concepts", "training"))
+    for page in (
+        *(ROOT / "docs" / f"{name}.md" for name in names),
+        *(each for path in folders for each in path.glob("*.md")),
+    ):
+        text = page.read_text(encoding="utf-8")
+        assert len(text.split()) <= 700, page
+        assert text.split("\n\n")[1].startswith("After th"), page
+
+
 def test_gains_of_the_decision_table_are_on_the_pages_that_it_names() -> None:
     rows = re.findall(r"\| ([\d.]+) times \|.*\]\(([^)#]+)", (ROOT / "docs" / "choose.md").read_text(encoding="utf-8"))
     assert len(rows) > 6
