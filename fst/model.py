@@ -77,7 +77,7 @@ class NgramModel:
 
         A mapped file must not be changed in place while the model is in use: where it is truncated, the operating
         system ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the file into
-        memory instead. Raises ValueError for other files, with the way out.
+        memory instead. Raises ValueError for other files; the message says what to do.
         """
         path = Path(path)
         with open(path, "rb") as file:

@@ -39,9 +39,13 @@ from fst.printable import expect, expect_count
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """offsets: ``[states + 1]`` int64; tokens, targets: ``[arcs]`` int32; log_probs: ``[arcs]`` float64, natural logs.
+    """A word lattice: an acyclic automaton from state 0. State s has the arcs ``offsets[s]`` to ``offsets[s + 1]``.
 
-    finals: ``[states]`` float64, -inf where no path ends; symbols: the word of every id, or None.
+    offsets: ``[states + 1]`` int64.
+    tokens, targets: ``[arcs]`` int32, each arc's token (-1: epsilon) and the state that it leads to.
+    log_probs: ``[arcs]`` float64, natural logs.
+    finals: ``[states]`` float64, -inf where no path ends.
+    symbols: the word of every id, or None.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -61,8 +65,8 @@ class Lattice:
     ) -> Lattice:
         """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, in any order.
 
-        ValueError for cycles, lattices without a path, numbers that are none and ids that no token has; a warning that
-        counts log-probabilities above 0.
+        ValueError for cycles, lattices without a path, NaN, and ids that are no token's; a warning that counts
+        log-probabilities above 0.
         """
         sources, targets, tokens, log_probs = _columns(arcs, "arcs (source, target, token, log p)")
         ends, end_log_probs = _columns(finals, "final states (state, log p)")

@@ -20,8 +20,8 @@ class Chat:
     An answer is the one that ``loaded.generate`` writes after the whole conversation. The model's cache goes from turn
     to turn, so that only what is new is read.
 
-    turns: the user's and the model's, alternating.
-    cache: of the model; ``cache.shared`` tokens of the last prompt were not read again.
+    ``turns`` are the user's and the model's, alternating. Of the last prompt ``cache.shared`` tokens were not read
+    again.
 
     drafter: by default the loaded one's.
     system_prompt: by default the loaded one's, if any, else the template's own.

@@ -93,8 +93,7 @@ class NoDrafter(Drafter):
 
 
 def needs_hidden(drafter: Drafter) -> bool:
-    """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of
-    it."""
+    """Whether a drafter reads the hidden state that predicted the last token; True for drafters that do not say."""
     return bool(getattr(drafter, "needs_hidden", True))
 
 

@@ -18,12 +18,12 @@ from latticebpd.lattices.drafts import ROOT, DraftTree
 class MixtureDrafter:
     """Spends ``num_nodes`` on the likeliest drafts of two drafters.
 
-    What a draft tree's first tokens lack to a probability of 1 is what it leaves open.  The mixture's probability of a
-    prefix is the first drafter's plus that remainder times the second's.  Where the first claims ``sure`` or more, the
-    second is not asked, which saves its cost.
+    The remainder of a draft tree is 1 minus the probability of its first tokens. The mixture's probability of a prefix
+    is the first drafter's plus its remainder times the second's. If the first drafter's tokens have ``sure`` or more,
+    the second is not asked, which saves its cost.
 
-    first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
-    second: its trees tell probabilities, such as a ``TreeDrafter``.
+    first: a cheap drafter whose trees have probabilities, such as a ``PromptNgramDrafter``.
+    second: another one whose trees have probabilities, such as a ``TreeDrafter``.
     sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
     """
 

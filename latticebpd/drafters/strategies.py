@@ -53,7 +53,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Vanilla:
-    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest.  Transitions are not looked at."""
+    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest token. Transitions are ignored."""
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         return _chains((best_tokens(lattice.tokens, lattice.log_probs) for lattice in lattices), lattices)
@@ -130,9 +130,9 @@ class NBestPaths:
 class BestTree:
     """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
 
-    Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
-    depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
-    text it makes no difference (`benchmarks/bundled/make.md`).
+    Every slot is assumed to contain the right token: a node's probability is not reduced by the heads' mass outside of
+    the slot. For heads trained on human text that mass is too large, since the base model's greedy text is easier to
+    predict; for heads trained on the model's own text it makes no difference (`benchmarks/bundled/make.md`).
     """
 
     scorer: Scorer

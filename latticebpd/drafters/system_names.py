@@ -154,11 +154,11 @@ def drafter_named(
     """The drafter of that name.
 
     source: of the lattices; a calibration must have been fitted to its drafter's. None: only ``greedy`` and copies are
-        possible, and with `EmptyLattices` calibrated trees of the n-gram model and the text. lm, alpha: as for
-        :func:`strategy_named`.
+        possible, and with `EmptyLattices` calibrated trees of the n-gram model and the text.
+    lm, alpha: as for :func:`strategy_named`.
     costs: as for `CostAwareDrafter`: trees are cut to the nodes that promise the most tokens a second.
-    Raises ValueError for a name that is none, the oracle, which needs the text beforehand, lattices where there is no
-    source, or costs for trees that do not tell probabilities.
+    Raises ValueError for an unknown name, the oracle, which needs the text beforehand, a system of lattices without a
+    source, or costs for trees without probabilities.
     """
     if costs is not None:
         forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"

@@ -131,9 +131,9 @@ class Comparison(MergeableCounts):
         return ratio(100 * self.repetition_changes[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
-        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla; NaN where
-        a single unit was resampled, a text or the few lattices of a file that does not tell its texts: of one no
-        sample differs from another."""
+        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla.
+
+        NaN where only one unit (a text, or a file's lattices if texts are not numbered) was resampled."""
         drawn = self.resampled[(self.resampled[:, :, 1] > 0).all(axis=1)]
         efficiency = drawn[:, :, 0] / drawn[:, :, 1]
         if (efficiency == efficiency[:1]).all():

@@ -50,7 +50,7 @@ def load_target(
         engine does not know the model, for another device or type, or without ``on_engine``.
     device, dtype: of a model on PyTorch, by default the CPU and float32.
     ignore_beams: decode greedily even if the model's generation config asks for beam search.
-    on_engine: whether what drafts for the model can draft next to the engine.
+    on_engine: whether the model's drafter can run next to the engine.
     """
     expect(weights in (None, *WEIGHTS), f"weights among {', '.join(WEIGHTS)}", repr(weights))
     plain = str(device or "cpu") == "cpu" and _type_name(dtype) == FLOAT32

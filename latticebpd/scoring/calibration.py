@@ -51,7 +51,7 @@ class Calibration:
     k: arcs of the lattices' slots; 0: there are no lattices, and the rows of weights are those of the trees' depths.
     nats: ``[slots]`` the cross-entropy of a token on held-out texts.
     slots: how many of a lattice's first slots trees need; None: all.  trees: the same by size, on the fitting texts.
-    features: ``fst.FEATURES``, which tells the files of other versions.
+    features: ``fst.FEATURES``, which differs in files of other versions.
     proposals: tokens that the n-gram model proposes where a lattice has no slot.
     drafter: whose lattices they are, as ``LatticeSet.drafter``, or the family alone; None: not known.
     """

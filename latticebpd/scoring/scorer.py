@@ -78,7 +78,7 @@ def _last_argument(scorer: Scorer, constraints: Constraints) -> tuple[Any, ...]:
 
 
 Rescorer = Scorer
-"""Its public name."""
+"""Another name of `Scorer`."""
 
 
 def listed(context: Context) -> list[int]:

@@ -86,9 +86,9 @@ def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:
 
 
 def test_the_question_of_the_documentation_is_answered_to_the_end_and_without_repetition() -> None:
-    """The examples of `generate --help`, the server and draft trees ask the same one."""
+    """The examples of `generate --help`, the server and costs ask the same one."""
     root = Path(__file__).parents[3]
-    files = [root / name for name in ("docs/serve.md", "docs/trees.md", "latticebpd/cli/generate.py")]
+    files = [root / name for name in ("docs/serve.md", "docs/costs.md", "latticebpd/cli/generate.py")]
     questions = {match for file in files for match in re.findall(r"What is [^?]*\?", file.read_text(encoding="utf-8"))}
     (question,) = questions
     loaded = load(NAME)

@@ -1,4 +1,4 @@
-"""The commands of ``docs/training.md``, all of them and in order, on a Llama that ``transformers`` has just made."""
+"""The commands of the guide to training, all of them and in order, on a Llama that ``transformers`` has just made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.helpers.commands import Run
 from tests.helpers.own_models import own_gguf, own_llama
 from tests.helpers.sentences import sentence_files
 
-GUIDE = (Path(__file__).parents[3] / "docs/training.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("training", *(f"training/{name}" for name in ("heads", "block-drafters", "data", "rescorers", "translation")))
+GUIDE = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 TEXT = "The history of the city and of the river is the history of the people who built the bridge. "
 SIZES = {
     "distill": "--prompts 9 --prompt-tokens 6 --max-new-tokens 20 --shard-prompts 4",
