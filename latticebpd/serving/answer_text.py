@@ -18,8 +18,8 @@ class AnswerText(StoppingCriteria):
     seconds. It reads arrays, so that no tokenizer of ``transformers`` is made for a request either.
 
     text: characters so far, up to the first stop string.
-    offsets: of each token, the characters before it.
     stopped: whether the text has ended.  stop: the stop string at which it did.
+    offsets: of each token, the characters before it.
     """
 
     accepts_numpy = True

@@ -153,8 +153,8 @@ class Service:
     def _card(self) -> dict[str, Any]:
         capabilities = ["completion", *(["chat"] if self.loaded.in_chat else [])]
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
-        context = {"max_model_len": self.limits.context, "meta": {"n_ctx": self.limits.context}}
-        return {**card, "capabilities": capabilities, **context}
+        context = self.limits.context
+        return {**card, "capabilities": capabilities, "max_model_len": context, "meta": {"n_ctx": context}}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
@@ -224,15 +224,14 @@ class Service:
         form = None
         if shown or asked.has_calls:
             form = format_of(self.loaded.tokenizer.get_chat_template())
-        most = asked.most(self.limits.max_tokens)
         ids = partial(self._chat_ids, turns, shown)
+        most = asked.most(self.limits.max_tokens)
         return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, form if shown else None)
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, ResponsesRequest)
         self._check_chats()
-        most = asked.max_output_tokens or asked.most(self.limits.max_tokens)
-        ids = partial(self._chat_ids, asked.turns)
+        most, ids = asked.most(self.limits.max_tokens), partial(self._chat_ids, asked.turns)
         return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, kind=ResponsesResponse)
 
     def _check_chats(self) -> None:

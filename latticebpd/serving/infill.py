@@ -86,8 +86,10 @@ class InfillResponse(AnswerResponse):
     """The answer in llama.cpp's form."""
 
     def whole(self, parts: Sequence[Sequence[Progress]]) -> dict[str, Any]:
+        assert isinstance(self.asked, InfillRequest)
         (own,) = parts
-        return self._last("".join(each.text for each in own), own[-1].reason)
+        wanted, record = self.asked.response_fields, self._record("".join(part.text for part in own), own[-1].reason)
+        return selected(record, wanted) if wanted else record
 
     async def _chunks(self, first: tuple[int, Progress]) -> AsyncIterator[str]:
         async for _, progress in self._news(first):
@@ -95,18 +97,14 @@ class InfillResponse(AnswerResponse):
                 yield event((progress.failure or RequestError(500, FAILED)).body)
                 return
             if progress.text:
-                yield event({"index": 0, "content": progress.text, "stop": False, **self._so_far})
+                yield event({"index": 0, "content": progress.text, "stop": False, **self._counts})
             if progress.reason is not None:
-                yield event(self._last("", progress.reason))
+                yield event(self.whole([[Progress("", progress.reason)]]))
 
     @property
-    def _so_far(self) -> dict[str, int]:
-        return {"tokens_predicted": self.counts[0].tokens, "tokens_evaluated": self.jobs[0].prompt_tokens}
-
-    def _last(self, text: str, reason: str | None) -> dict[str, Any]:
-        assert isinstance(self.asked, InfillRequest)
-        wanted, record = self.asked.response_fields, self._record(text, reason)
-        return selected(record, wanted) if wanted else record
+    def _counts(self) -> dict[str, int]:
+        (job,) = self.jobs
+        return {"tokens_predicted": self.counts[0].tokens, "tokens_evaluated": job.prompt_tokens}
 
     def _record(self, text: str, reason: str | None) -> dict[str, Any]:
         (job,), context = self.jobs, self.scheduler.limits.context
@@ -115,9 +113,9 @@ class InfillResponse(AnswerResponse):
         limited = reason != STOP or answer.limited or not self.asked.most(1)
         ended = "word" if answer.stop else "limit" if limited else "eos"
         return {
-            "index": 0, "content": text, "stop": True, "model": self.head["model"], **self._so_far,
+            "index": 0, "content": text, "stop": True, "model": self.head["model"], **self._counts,
             "generation_settings": {"n_ctx": context}, "has_new_line": "\n" in answer.text, "stop_type": ended,
-            "stopping_word": answer.stop, "truncated": job.prompt_tokens + self.counts[0].tokens >= context,
+            "stopping_word": answer.stop, "truncated": job.prompt_tokens + job.new_tokens >= context,
             "tokens_cached": len(job.row.text.tokens) - job.row.text.unread, "timings": timings(job),
         }  # fmt: skip
 
@@ -126,7 +124,7 @@ def timings(job: Job) -> dict[str, Any]:
     """What a request cost: tokens and milliseconds of its prompt, as far as it was read, and of its text."""
     begun, first, ended = job.begun or job.arrived, job.first or 0.0, job.ended or 0.0
     counts: dict[str, Any] = {"cache_n": job.cached}
-    parts = (("prompt", job.prompt_tokens - job.cached, first - begun), ("predicted", job.counts.tokens, ended - first))
+    parts = (("prompt", job.prompt_tokens - job.cached, first - begun), ("predicted", job.new_tokens, ended - first))
     for name, count, seconds in parts:
         milliseconds = 1e3 * seconds
         counts |= {

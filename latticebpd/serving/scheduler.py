@@ -92,10 +92,10 @@ class Job:
     batch: its only row, of which nothing has been read.
     send: called by the scheduler's thread.
     deadline, arrived: on the monotonic clock, in seconds.
-    counts: what it has cost so far.
     shares: whether tokens of its prompt need not be read where another text has them.
     begun, first, ended: when its prompt was first read, its first token was written, and its text ended; None before.
     cached: tokens of its prompt that were not read again.
+    counts: what it has cost so far.
     """
 
     batch: RowBatch

@@ -166,7 +166,8 @@ class GenerationRequest(Part):
 
     def most(self, default: int) -> int:
         """Tokens of the answer."""
-        limits = (getattr(self, "max_completion_tokens", None), self.max_tokens, self.n_predict)
+        names = ("max_output_tokens", "max_completion_tokens", "max_tokens", "n_predict")
+        limits = (getattr(self, name, None) for name in names)
         return next((limit for limit in limits if limit is not None and limit >= 0), default)
 
     @property

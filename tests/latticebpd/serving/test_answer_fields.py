@@ -223,6 +223,7 @@ def test_log_probs_of_a_text_that_a_stop_string_cuts_are_of_all_tokens_that_are_
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_answers_have_the_texts_of_successive_seeds(served: Served, stream: bool) -> None:
     loaded, prompt = served.service.loaded, "abcdefghijklabcdefghijkl"
+    cached = served.count("cached_tokens_total")
     options: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "temperature": 1.2, "seed": 7, "n": 5}
     if stream:
         chunks = list(served.client.completions.create(stream=True, stream_options={"include_usage": True}, **options))
@@ -240,6 +241,7 @@ def test_several_answers_have_the_texts_of_successive_seeds(served: Served, stre
     assert texts == [text_of(loaded, alone(loaded, prompt, 20, seed=7 + i, temperature=1.2)) for i in range(5)]
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (24, 100)
+    assert served.count("cached_tokens_total") - cached >= 4 * 23  # the prompt is read once
 
 
 def test_several_answers_of_a_chat_call_no_tool_of_each_other(served: Served) -> None:
