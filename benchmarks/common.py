@@ -172,19 +172,19 @@ def resumed(
     path: Path,
     items: Iterable[Any],
     name: Callable[[Any], str],
-    make: Callable[[Any], Mapping[str, Any]],
+    make: Callable[[Any], Sequence[Mapping[str, Any]]],
     folder: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """The stamped row of each item, kept by its ``name`` in a file of JSON lines: a run that was killed goes on."""
-    known = {line["item"]: line["row"] for line in (read_lines(path) if path.exists() else [])}
+    """Stamped rows of each item, kept by its ``name`` in a file of JSON lines: a run that was killed goes on."""
+    known = {line["item"]: line["rows"] for line in (read_lines(path) if path.exists() else [])}
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, origin = list[dict[str, Any]](), made_by(folder)
     for item in items:
         if (key := name(item)) not in known:
-            known[key] = {**make(item), MADE_BY: origin}
+            known[key] = [{**row, MADE_BY: origin} for row in make(item)]
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"item": key, "row": known[key]}) + "\n")
-        rows.append(known[key])
+                file.write(json.dumps({"item": key, "rows": known[key]}) + "\n")
+        rows += known[key]
     return rows
 
 

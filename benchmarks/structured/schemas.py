@@ -8,8 +8,8 @@ Texts: schemas are drawn at random from those that are supported; the model is s
 characters, and answers by each system. ``jsonschema`` validates what is not cut off by the length limit.
 
 Instances (``--judge``): of every schema that is supported, each labelled instance is read token by token by the
-constraint's automaton, and by llguidance's own matcher with llguidance's own tokenizer; the label is the data's. Schemas
-allow any white space here, and instances are written as ``json.dumps`` writes them. A run that was killed goes on.
+constraint's automaton, and by llguidance's own matcher with llguidance's own tokenizer; labels are the data's. Schemas
+allow any white space here, and instances are written without any. A run that was killed goes on.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def judge(loaded: Loaded, records: Sequence[Any], kept: Path) -> list[Row]:
     eos = (loaded.prompts.eos_ids or loaded.target.eos_ids)[0]
     theirs = llguidance.LLTokenizer(tokens.backend.to_str(), n_vocab=tokens.vocab_size)
 
-    def of(record: Any) -> Row:
-        return judged(record, tokens, eos, lambda grammar: llguidance.LLMatcher(theirs, grammar))
+    def of(record: Any) -> list[Row]:
+        return [judged(record, tokens, eos, lambda grammar: llguidance.LLMatcher(theirs, grammar))]
 
     return resumed(kept, records, lambda record: str(record["id"]), of, loaded.folder)
 
@@ -127,8 +127,8 @@ def write(loaded: Loaded, records: list[Any], kept: Path, systems: Sequence[str]
     drawn = [record for record in records if is_supported(record["schema"])][:most]
     pairs = [(record, system) for record in drawn for system in systems]
 
-    def of(pair: tuple[Any, str]) -> Row:
-        return written(loaded, *pair, length, cache)
+    def of(pair: tuple[Any, str]) -> list[Row]:
+        return [written(loaded, *pair, length, cache)]
 
     rows = resumed(kept, pairs, lambda pair: f"{pair[0]['id']} {pair[1]}", of, loaded.folder)
     for schema, own in grouped(rows, "schema").items():

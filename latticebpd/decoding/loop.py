@@ -305,17 +305,16 @@ class RowBatch:
     def _draft(self, drafting: Sequence[int]) -> list[DraftTree]:
         """One tree for each row, legal and cut at its text's limit; empty where a row has nothing to draft from, or
         only the model's own token fits into the text."""
-        trees, unread = [DraftTree.empty()] * len(self.rows), self.unread
+        trees = [DraftTree.empty()] * len(self.rows)
         drafted = [i for i in drafting if self.rows[i].text.max_depth]
-        if not drafted:
-            return trees
-        states = [self._state(i) for i in drafted]
-        for i, tree in zip(drafted, propose(self.drafter, states), strict=True):
+        proposed = propose(self.drafter, [self._state(i) for i in drafted]) if drafted else []
+        for i, tree in zip(drafted, proposed, strict=True):
             if len(tree) and (largest := int(tree.tokens.max())) >= self.vocabulary:
                 got = f"{largest} from {type(self.drafter).__name__}; is it made for this model?"
                 raise ValueError(f"expected drafted tokens below {self.vocabulary} (the model's vocabulary), got {got}")
-            trees[i] = self._legal(tree, self.rows[i].text).first(unread.max_nodes)
-        return trees
+            trees[i] = tree
+        most = self.unread.max_nodes
+        return [self._legal(tree, row.text).first(most) for row, tree in zip(self.rows, trees, strict=True)]
 
     def _legal(self, drafted: DraftTree, text: SequenceState) -> DraftTree:
         """What a text's constraint and limit leave of its tree, with what must follow."""

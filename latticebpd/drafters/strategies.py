@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -110,7 +110,10 @@ class NBestPaths:
 
     scorer: Scorer
     p: int = 16
-    takes_constraints: ClassVar[bool] = True
+
+    @property
+    def takes_constraints(self) -> bool:
+        return getattr(self.scorer, "takes_constraints", False)
 
     def draft(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
@@ -137,7 +140,10 @@ class BestTree:
 
     scorer: Scorer
     num_nodes: int = 64
-    takes_constraints: ClassVar[bool] = True
+
+    @property
+    def takes_constraints(self) -> bool:
+        return getattr(self.scorer, "takes_constraints", False)
 
     def draft(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
