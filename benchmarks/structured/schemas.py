@@ -161,6 +161,7 @@ def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("schemas", type=Path, nargs="?", help="MaskBench's, JSON lines, compressed by xz")
     parser.add_argument("--model", default="smollm2-135m", help="of the catalogue, or a path")
+    parser.add_argument("--weights", help="as of load(); by default the model's own")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--judge", action="store_true", help="judge instances, of all schemas")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
@@ -170,7 +171,11 @@ def main() -> None:
     args = parser.parse_args()
     if not args.table:
         set_up()
-        loaded, records, kept = load(args.model), read_lines(args.schemas), args.output.with_suffix(".jsonl")
+        loaded, records, kept = (
+            load(args.model, weights=args.weights),
+            read_lines(args.schemas),
+            args.output.with_suffix(".jsonl"),
+        )
         if args.judge:
             rows = judge(loaded, records, kept)
         else:

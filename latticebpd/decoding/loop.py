@@ -236,6 +236,7 @@ class Row:
     rule: bound to the text's settings.
     source: an encoder–decoder's source tokens, else empty.
     hidden: ``[hidden]``, the state that predicted the last token, an array or a tensor; None before the prompt is read.
+    asked: whether the drafter was asked for drafts of it.
     """
 
     index: int
@@ -243,6 +244,7 @@ class Row:
     rule: Acceptance
     source: Sequence[int] = ()
     hidden: Any = None
+    asked: bool = False
 
 
 class RowBatch:
@@ -312,7 +314,7 @@ class RowBatch:
             if len(tree) and (largest := int(tree.tokens.max())) >= self.vocabulary:
                 got = f"{largest} from {type(self.drafter).__name__}; is it made for this model?"
                 raise ValueError(f"expected drafted tokens below {self.vocabulary} (the model's vocabulary), got {got}")
-            trees[i] = tree
+            trees[i], self.rows[i].asked = tree, True
         most = self.unread.max_nodes
         return [self._legal(tree, row.text).first(most) for row, tree in zip(self.rows, trees, strict=True)]
 
@@ -330,7 +332,7 @@ class RowBatch:
         text = row.text
         return State(
             row.index, text.tokens, text.prompt_length, row.hidden, text.max_depth, row.source, layers, text.automaton,
-            text.automaton_state,
+            text.automaton_state, row.asked,
         )  # fmt: skip
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
 from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
+
+LIKELY = math.log(0.5)
 
 
 def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
@@ -17,10 +20,13 @@ def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftT
 
 
 def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
-    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows."""
+    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows.
+
+    Nothing follows a path that is less likely than not: then the forced tokens are probably read for nothing.
+    """
     tree = _with_chain(tree, ROOT, _legal_chain(automaton, state))
     leaf = _likeliest_leaf(tree)
-    if leaf == ROOT:
+    if leaf == ROOT or (tree.log_probs is not None and tree.log_probs[leaf] < LIKELY):
         return tree
     for token in tree.tokens[tree.path(leaf)].tolist():
         state = after(automaton, state, token)

@@ -51,11 +51,11 @@ class SpelledCopies(Drafter):
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         rows = {state.row for state in states if state.automaton is not None and not state.is_first}
         self._prompts = {row: prompt for row, prompt in self._prompts.items() if row in rows}
-        return [
-            DraftTree.empty() if state.automaton is None else self._tree(state, state.automaton) for state in states
-        ]
+        return [self._tree(state) for state in states]
 
-    def _tree(self, state: State, automaton: TokenAutomaton) -> DraftTree:
+    def _tree(self, state: State) -> DraftTree:
+        if (automaton := state.automaton) is None:
+            return DraftTree.empty()
         if (prompt := self._prompts.get(state.row)) is None:
             prompt = self._prompts[state.row] = self.tokens.bytes_of(state.tokens[: state.prompt_length])
         new = self.tokens.bytes_of(state.tokens[state.prompt_length :])
@@ -110,7 +110,7 @@ def copies(text: bytes, new: int) -> Iterator[tuple[bytes, float, bool]]:
     while True:
         following = _NEXT.match(source, len(copy))
         goes_on, ends = _chances(_LAST_WORD.search(word + copy)[0], following)  # type: ignore[index]
-        if probability * ends >= LEAST:
+        if probability * ends >= LEAST and b"\\" not in text[-RECENT:]:  # within JSON in a string, values end otherwise
             yield copy, probability * ends, True
         probability *= goes_on
         if following is None or probability < LEAST:
