@@ -63,7 +63,7 @@ for question in asked["questions"]:
     row(question, lambda: complete(question, asked["tokens"], json_schema=question["schema"]))
 """,
     XGRAMMAR: """
-import os, torch, transformers, xgrammar
+import os, torch, transformers, xgrammar, xgrammar.contrib.hf
 torch.set_num_threads(asked["threads"])
 folder, file = os.path.split(asked["model"])
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)

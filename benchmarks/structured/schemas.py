@@ -137,9 +137,10 @@ def write(loaded: Loaded, records: list[Any], kept: Path, systems: Sequence[str]
 
 
 def text_lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A line for each system."""
-    lines = []
-    for system, own in grouped(rows, "system").items():
+    """A line for each system, and one of the default for each group."""
+    lines, by_group = [], grouped((row for row in rows if row["system"] == DEFAULT), "group")
+    of_groups = {f"{DEFAULT}, {name}": by_group[name] for name in sorted(by_group)}
+    for system, own in (grouped(rows, "system") | of_groups).items():
         tokens, calls, drafted, complete, valid = columns(own, "tokens", "calls", "drafted", "complete", "valid")
         counts = [f"{valid.sum():.0f}", with_interval(*pooled(tokens, calls)), f"{drafted.sum() / calls.sum():.2f}"]
         lines.append([system, str(len(own)), f"{complete.sum():.0f}", *counts])
