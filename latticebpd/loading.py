@@ -29,8 +29,10 @@ from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.empty_lattices import EmptyLattices
 from latticebpd.drafters.family import LatticeProposer, LoadOptions
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
@@ -51,8 +53,10 @@ FIRST_DRAFT_TOKENS = 64
 """Tokens that a first draft has room for."""
 MEASURED_WIDTHS, MEASURED_CONTEXT = (1, 3, 9, 17), 32
 """Tokens of the passes whose costs are measured for default trees, and of the text before them."""
-LARGEST_TREE = 64
-"""Nodes of default trees before they are cut."""
+LARGEST_TREE, LEGAL_NODES = 64, 8
+"""Nodes of default trees before they are cut; those that are searched under a constraint."""
+SURE = 0.55
+"""Probability of a copy by spelling from which on nothing else is drafted."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Arguments of `Loaded.generate` that describe a sampled text, besides ``do_sample`` and ``seed``."""
 
@@ -169,11 +173,14 @@ class Loaded:
         return named(costs)
 
     def _with_spelled_copies(self, drafter: Drafter) -> Drafter:
-        """A drafter of trees that tell probabilities, and what copies by spelling draft under a constraint."""
+        """A drafter of calibrated trees and, under a constraint, copies by spelling before them."""
         if not isinstance(getattr(self.tokenizer, "backend_tokenizer", None), Tokenizer):
             return drafter
+        assert isinstance(drafter, LatticeDrafter)
+        assert isinstance(drafter.strategy, BestTree)
+        drafter.strategy = replace(drafter.strategy, legal_nodes=LEGAL_NODES)
         spelled = SpelledCopies(model_tokens(self.tokenizer, self.target.vocab_size))
-        return MixtureDrafter(spelled, drafter, num_nodes=LARGEST_TREE)
+        return MixtureDrafter(spelled, drafter, LARGEST_TREE, SURE)
 
     @cached_property
     def _empty_lattices(self) -> EmptyLattices:

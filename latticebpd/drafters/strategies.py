@@ -136,10 +136,14 @@ class BestTree:
     Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
     depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
     text it makes no difference (`benchmarks/bundled/make.md`).
+
+    legal_nodes: of trees under constraints, where a node costs more, since the search asks the automaton; None: as
+        many.
     """
 
     scorer: Scorer
     num_nodes: int = 64
+    legal_nodes: int | None = None
 
     @property
     def takes_constraints(self) -> bool:
@@ -148,7 +152,8 @@ class BestTree:
     def draft(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
     ) -> list[DraftTree]:
-        return scorer_trees(self.scorer, lattices, contexts, self.num_nodes, constraints)
+        few = self.legal_nodes if constraints and all(constraints) else None
+        return scorer_trees(self.scorer, lattices, contexts, few or self.num_nodes, constraints)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         if isinstance(self.scorer, NgramScorer | CalibratedScorer):
