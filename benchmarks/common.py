@@ -168,6 +168,26 @@ def stamped(rows: Iterable[Mapping[str, Any]], folder: Path | None = None) -> li
     return [{**row, MADE_BY: origin} for row in rows]
 
 
+def resumed(
+    path: Path,
+    items: Iterable[Any],
+    name: Callable[[Any], str],
+    make: Callable[[Any], Sequence[Mapping[str, Any]]],
+    folder: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Stamped rows of each item, kept by its ``name`` in a file of JSON lines: a run that was killed goes on."""
+    known = {line["item"]: line["rows"] for line in (read_lines(path) if path.exists() else [])}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows, origin = list[dict[str, Any]](), made_by(folder)
+    for item in items:
+        if (key := name(item)) not in known:
+            known[key] = [{**row, MADE_BY: origin} for row in make(item)]
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"item": key, "rows": known[key]}) + "\n")
+        rows += known[key]
+    return rows
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

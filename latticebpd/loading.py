@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from fst.files import FileStamp, PathLike
 from fst.fingerprint import vocabulary_fingerprint
@@ -21,13 +22,17 @@ from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.pass_costs import costs_file, kept_costs, profile_drafts
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
-from latticebpd.drafters.cost_aware import Costs
+from latticebpd.drafters.copies.spelled_copies import SpelledCopies
+from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.empty_lattices import EmptyLattices
 from latticebpd.drafters.family import LatticeProposer, LoadOptions
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
@@ -48,6 +53,10 @@ FIRST_DRAFT_TOKENS = 64
 """Tokens that a first draft has room for."""
 MEASURED_WIDTHS, MEASURED_CONTEXT = (1, 3, 9, 17), 32
 """Tokens of the passes whose costs are measured for default trees, and of the text before them."""
+LARGEST_TREE, LEGAL_NODES = 64, 8
+"""Nodes of default trees before they are cut; those that are searched under a constraint."""
+SURE = 0.55
+"""Probability of a copy by spelling from which on nothing else is drafted."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Arguments of `Loaded.generate` that describe a sampled text, besides ``do_sample`` and ``seed``."""
 
@@ -147,17 +156,31 @@ class Loaded:
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
 
-        def named(shaped_by: CostCurve | None, cut_by: Costs | None = None) -> Drafter:
+        def named(shaped_by: CostCurve | None) -> Drafter:
             if self.source is None:
-                return drafter_named(name, self._empty_lattices, self.lm, alpha, costs=cut_by)
+                return drafter_named(name, self._empty_lattices, self.lm, alpha, costs=costs)
             shape = lattice_shape(k, slots, name, self.lm, shaped_by)
-            return drafter_named(name, self.source.with_shape(*shape), self.lm, alpha, costs=cut_by)
+            return drafter_named(name, self.source.with_shape(*shape), self.lm, alpha, costs=costs)
 
         is_default = system is None and num_nodes is None and costs is None
         if is_default and name.endswith(CALIBRATED) and self._costs_count:
-            # Measured once there is a draft to cut, after the first token.
-            return named(None, lambda: (named(self.costs), cast("CostCurve", self.costs)))
-        return named(costs, costs)
+
+            def measured() -> tuple[Drafter, CostCurve]:
+                return self._with_spelled_copies(named(self.costs)), cast("CostCurve", self.costs)
+
+            # Once there is a draft to cut, after the first token.
+            return CostAwareDrafter(self._with_spelled_copies(named(None)), measured)
+        return named(costs)
+
+    def _with_spelled_copies(self, drafter: Drafter) -> Drafter:
+        """A drafter of calibrated trees and, under a constraint, copies by spelling before them."""
+        if not isinstance(getattr(self.tokenizer, "backend_tokenizer", None), Tokenizer):
+            return drafter
+        assert isinstance(drafter, LatticeDrafter)
+        assert isinstance(drafter.strategy, BestTree)
+        drafter.strategy = replace(drafter.strategy, legal_nodes=LEGAL_NODES)
+        spelled = SpelledCopies(model_tokens(self.tokenizer, self.target.vocab_size))
+        return MixtureDrafter(spelled, drafter, LARGEST_TREE, SURE)
 
     @cached_property
     def _empty_lattices(self) -> EmptyLattices:

@@ -5,7 +5,8 @@
 
 Questions are the Berkeley Function Calling Leaderboard's, with the functions in the model's chat template and the call
 begun. The schema is that of a call of one of them. The systems answer question by question, in a random order, once the
-prompt has been read. A call is right if its function and every argument are among the accepted answers.
+prompt has been read. A call is right if its function and every argument are among the accepted answers. A run that was
+killed goes on.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ from benchmarks.common import (
     options,
     read_csv,
     read_lines,
+    resumed,
     run,
     set_up,
     signature,
-    stamped,
     table,
     write_csv,
     write_json,
 )
 from benchmarks.qwen.speed import ratio
 from latticebpd import Drafter, Loaded, NoDrafter, TextCache, json_object, json_schema, load
-from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat_templates import render_chat
 
 GREEDY, FORCED, DEFAULT = "greedy", "forced", "default"
@@ -113,17 +113,21 @@ def drafter(loaded: Loaded, system: str) -> Drafter:
     return loaded.drafter(None if system == DEFAULT else system)
 
 
-def measure(model: str, records: Sequence[Any], systems: Sequence[str], new_tokens: int) -> list[dict[str, Any]]:
-    """A row for each question and system; ValueError where the systems' texts differ."""
-    loaded, rng, rows = load(model), Random(0), list[dict[str, Any]]()
+def measure(
+    model: str, records: Sequence[Any], systems: Sequence[str], new_tokens: int, kept: Path
+) -> list[dict[str, Any]]:
+    """A row for each question and system, kept in a file as they are made; ValueError where the systems' texts
+    differ."""
+    loaded, rng = load(model), Random(0)
     drafters = {system: drafter(loaded, system) for system in systems}
     for each in drafters.values():
         _ = getattr(each, "costs", None)  # measured now
     loaded.generate("{", NoDrafter(), max_new_tokens=1, constraint=json_object())  # the tokens' bytes are read
-    for number, record in enumerate(records):
+
+    def answered(record: Any) -> list[dict[str, Any]]:
         constraint, ids, cache = json_schema(schema_of(record["function"])), prompt(loaded, record), TextCache()
         loaded.generate(ids, NoDrafter(), max_new_tokens=1, text_cache=cache)
-        texts = dict[str, list[int]]()
+        texts, rows = dict[str, list[int]](), list[dict[str, Any]]()
         for system in rng.sample(systems, len(systems)):
             begun, used = time.perf_counter(), time.process_time()
             out = loaded.generate(
@@ -138,8 +142,10 @@ def measure(model: str, records: Sequence[Any], systems: Sequence[str], new_toke
                          "seconds": seconds, "processor": processor})  # fmt: skip
         if any(each != texts[systems[0]] for each in texts.values()):
             raise ValueError(f"{record['id']}: expected one text of all systems, got several")
-        err.print(f"{number + 1}/{len(records)} {record['id']}", style="dim")
-    return rows
+        err.print(record["id"], style="dim")
+        return rows
+
+    return resumed(kept, records, lambda record: str(record["id"]), answered, loaded.folder)
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -169,17 +175,19 @@ def main() -> None:
     args = parser.parse_args()
     if not args.table:
         set_up(args.threads)
-        records = [record for path in args.questions for record in _drawn(read_lines(path), args.most)]
-        rows = measure(args.model, records, args.systems.split(","), args.new_tokens)
-        write_csv(args.output, stamped(rows, Path(resolved(args.model))))
+        records = drawn(args.questions, args.most)
+        kept = args.output.with_suffix(".jsonl")
+        write_csv(args.output, measure(args.model, records, args.systems.split(","), args.new_tokens, kept))
         about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most")}
         write_json(args.output.with_suffix(".json"), signature(**about))
     calls = read_csv(args.output)
     table(f"tool calls: {len({row['question'] for row in calls})} questions", HEAD, lines_of(calls))
 
 
-def _drawn(records: list[Any], most: int | None) -> list[Any]:
-    return records if most is None else Random(0).sample(records, min(most, len(records)))
+def drawn(paths: Sequence[Path], most: int | None) -> list[Any]:
+    """Questions of some files, at most so many of each, drawn at random."""
+    files = [read_lines(path) for path in paths]
+    return [each for own in files for each in (own if most is None else Random(0).sample(own, min(most, len(own))))]
 
 
 if __name__ == "__main__":

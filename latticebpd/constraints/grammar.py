@@ -155,19 +155,10 @@ class GrammarAutomaton:
 
     def legal(self, state: int) -> np.ndarray:
         node = self._nodes[state]
-        legal = np.zeros(self.vocab_size, bool)
-        if node.ended:
-            return legal
-        if (certain := self._certain(node)) is not None:
-            legal[certain] = True
-            return legal
-        if node.mask is None:
-            node.mask = np.frombuffer(self._matcher(node).compute_bitmask(), np.uint8)
-            self._check(self._matcher(node))
-        legal |= np.unpackbits(node.mask, count=self.vocab_size, bitorder="little").view(bool)
-        legal[_end_of(self.tokens)] = False
-        legal[self.eos_ids] = self._matcher(node).is_accepting()
-        return legal
+        if node.legal is None:
+            node.legal = self._legal(node)
+            node.legal.flags.writeable = False
+        return node.legal
 
     def successors(self, state: int, tokens: np.ndarray) -> np.ndarray:
         node = self._nodes[state]
@@ -192,6 +183,19 @@ class GrammarAutomaton:
             self._matcher(kept[state])
         kept[state].before = None
         self._nodes = kept
+
+    def _legal(self, node: _Node) -> np.ndarray:
+        if node.ended or (certain := self._certain(node)) is not None:
+            legal = np.zeros(self.vocab_size, bool)
+            if not node.ended:
+                legal[certain] = True
+            return legal
+        mask = np.frombuffer(self._matcher(node).compute_bitmask(), np.uint8)
+        self._check(self._matcher(node))
+        legal = np.unpackbits(mask, count=self.vocab_size, bitorder="little").view(bool)
+        legal[_end_of(self.tokens)] = False
+        legal[self.eos_ids] = self._matcher(node).is_accepting()
+        return legal
 
     def _matcher(self, node: _Node) -> Any:
         if node.matcher is None:
@@ -219,8 +223,8 @@ class GrammarAutomaton:
             fits = self._matcher(node).is_accepting()
         elif not 0 <= token < self.vocab_size or token == _end_of(self.tokens):
             fits = False
-        elif node.mask is not None:
-            fits = bool(node.mask[token >> 3] >> (token & 7) & 1)
+        elif node.legal is not None:
+            fits = bool(node.legal[token])
         else:
             fits = self._matcher(node).validate_tokens([token]) == 1
         if fits:
@@ -235,22 +239,11 @@ class GrammarAutomaton:
         ids: list[int] = []
         if forced:
             # The last token may merge with what follows; then it is rejected, at the cost of one node.
-            ids = self._written(before, forced) or [*matcher.compute_ff_tokens()]
+            ids = self.tokens.encode_after(before, forced) or [*matcher.compute_ff_tokens()]
         ended = matcher.deep_copy()
         if ended.try_consume_tokens(ids) == len(ids) and ended.is_stopped() and len(self.eos_ids):
             ids.append(int(self.eos_ids[0]))
         return ids
-
-    def _written(self, before: bytes, forced: bytes) -> list[int]:
-        """The tokens of bytes as the tokenizer writes them after others or, where those end within a token, alone; none
-        if neither spells them."""
-        for context in (before[_whole(before) :], b""):
-            ids, length = self.tokens.encode((context + forced).decode("utf-8", "ignore")), 0
-            while ids and length < len(context):
-                length += len(self.tokens.bytes_of([ids.pop(0)]))
-            if ids and length == len(context) and forced.startswith(self.tokens.bytes_of(ids)):
-                return ids
-        return []
 
     def _check(self, matcher: Any) -> None:
         if matcher.is_error():
@@ -267,6 +260,7 @@ class _Node:
     recent: the last tokens of the path.
     ended: whether the text has ended.
     after: by token, the next state or ILLEGAL, as far as known.
+    legal: ``[vocab_size]`` bool, once asked for.
     """
 
     matcher: Any
@@ -274,14 +268,9 @@ class _Node:
     recent: tuple[int, ...] = ()
     ended: bool = False
     after: dict[int, int] = field(default_factory=dict)
-    mask: np.ndarray | None = None
+    legal: np.ndarray | None = None
     certain: int | None = UNKNOWN
     forced: np.ndarray | None = None
-
-
-def _whole(text: bytes) -> int:
-    """Where the first character begins that is not cut off on the left."""
-    return next((i for i, byte in enumerate(text) if byte & 0xC0 != 0x80), len(text))
 
 
 def _llguidance() -> Any:

@@ -52,11 +52,23 @@ class ModelTokens:
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
         """The bytes of a text; special tokens have none."""
-        return b"".join(self.spelled[token] or b"" for token in tokens)
+        return b"".join([self.spelled[token] or b"" for token in tokens])
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text as the tokenizer writes it, without special ones around it."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_after(self, before: bytes, text: bytes) -> list[int]:
+        """The tokens of bytes as the tokenizer writes them after others or, where those end within a token, alone; none
+        if neither spells them."""
+        begin = next((i for i, byte in enumerate(before) if byte & 0xC0 != 0x80), len(before))  # of a whole character
+        for context in (before[begin:], b""):
+            ids, length = self.encode((context + text).decode("utf-8", "ignore")), 0
+            while ids and length < len(context):
+                length += len(self.bytes_of([ids.pop(0)]))
+            if ids and length == len(context) and text.startswith(self.bytes_of(ids)):
+                return ids
+        return []
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[int, ModelTokens]] = WeakKeyDictionary()

@@ -21,6 +21,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from latticebpd.checks import expect
+from latticebpd.constraints.constraint import Constraints
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
 from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
 from latticebpd.decoding.generation_config import GenerationSettings, refuse
@@ -55,6 +56,7 @@ class CustomGenerate:
             under ``do_sample=True``, else ``Exact()``.
         target: the CPU engine's copy of the same model (``latticebpd.load(...).target``), which then computes the
             passes; by default the model itself does, on PyTorch.
+        constraint, tokenizer: what the texts may be, as for ``latticebpd.generate``, and the model's tokenizer.
 
     Example:
         >>> decoding = custom_generate(PromptNgramDrafter())                       # doctest: +SKIP
@@ -70,8 +72,11 @@ class CustomGenerate:
         acceptance: Acceptance | None = None,
         trace: bool = False,
         target: EngineModel | None = None,
+        constraint: Constraints = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         check_drafter(drafter)
+        self.constraint, self.tokenizer = constraint, tokenizer
         self.drafter, self.acceptance, self.trace, self.target = drafter, acceptance, trace, target
         self.last: Generated | None = None
 
@@ -109,7 +114,7 @@ class CustomGenerate:
         if arguments:
             raise _unsupported(", ".join(sorted(arguments)))
         check_processors(logits_processor, 1)
-        texts = begin_texts(base, settings, prompts, None, stopping_criteria)
+        texts = begin_texts(base, settings, prompts, None, stopping_criteria, self.tokenizer, self.constraint)
         for row, text in enumerate(texts):  # padding is shown, as by generate()
             text.shown = prompts.prefix[row].tolist()
             text.processors = LogitsProcessorList(_of_row(each, row, len(texts)) for each in logits_processor)

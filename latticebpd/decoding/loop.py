@@ -252,6 +252,7 @@ class Row:
     source: an encoder–decoder's source tokens, else empty.
     hidden: ``[hidden]``, the state that predicted the last token, an array or a tensor; None before the prompt is read.
     top: most probable tokens that ``log_probs`` have at each position; None: there are no ``log_probs``.
+    asked: whether the drafter was asked for drafts of it.
     """
 
     index: int
@@ -261,6 +262,7 @@ class Row:
     hidden: Any = None
     top: int | None = None
     log_probs: list[TokenLogProb] = field(default_factory=list)
+    asked: bool = False
 
 
 class RowBatch:
@@ -341,17 +343,16 @@ class RowBatch:
     def _draft(self, drafting: Sequence[int]) -> list[DraftTree]:
         """One tree for each row, legal and cut at its text's limit; empty where a row has nothing to draft from, or
         only the model's own token fits into the text."""
-        trees, unread = [DraftTree.empty()] * len(self.rows), self.unread
+        trees = [DraftTree.empty()] * len(self.rows)
         drafted = [i for i in drafting if self.rows[i].text.max_depth]
-        if not drafted:
-            return trees
-        states = [self._state(i) for i in drafted]
-        for i, tree in zip(drafted, propose(self.drafter, states), strict=True):
+        proposed = propose(self.drafter, [self._state(i) for i in drafted]) if drafted else []
+        for i, tree in zip(drafted, proposed, strict=True):
             if len(tree) and (largest := int(tree.tokens.max())) >= self.vocabulary:
                 got = f"{largest} from {type(self.drafter).__name__}; is it made for this model?"
                 raise ValueError(f"expected drafted tokens below {self.vocabulary} (the model's vocabulary), got {got}")
-            trees[i] = self._legal(tree, self.rows[i].text).first(unread.max_nodes)
-        return trees
+            trees[i], self.rows[i].asked = tree, True
+        most = self.unread.max_nodes
+        return [self._legal(tree, row.text).first(most) for row, tree in zip(self.rows, trees, strict=True)]
 
     def _legal(self, drafted: DraftTree, text: SequenceState) -> DraftTree:
         """What a text's constraint and limit leave of its tree, with what must follow."""
@@ -367,7 +368,7 @@ class RowBatch:
         text = row.text
         return State(
             row.index, text.tokens, text.prompt_length, row.hidden, text.max_depth, row.source, layers, text.automaton,
-            text.automaton_state,
+            text.automaton_state, row.asked,
         )  # fmt: skip
 
 

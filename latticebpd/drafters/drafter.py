@@ -28,8 +28,7 @@ class State:
     row: its index in the batch that ``generate`` was given.
     tokens: the prompt without padding and everything committed, the last being the next token, which the base model
         chose itself; of an encoder-decoder, the decoder's text.
-    prompt_length: how many of them are the prompt. A row's first draft is one with at most ``prompt_length + 1``
-        tokens: a drafter that keeps a state per row resets it there.
+    prompt_length: how many of them are the prompt.
     hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is
         read. An array where the CPU engine computed it, else a tensor; ``latticebpd.lattices.values`` has `as_numpy`
         and `as_tensor` for drafters that need either.
@@ -39,6 +38,8 @@ class State:
         token but the last; None where it needs none. Of the same kind as ``hidden``; good until the next pass.
     automaton, automaton_state: of the row's constraint, and its state after ``tokens``; None and 0 without one. A
         drafter that looks at neither may draft what is illegal: such nodes are cut before the pass.
+    asked: whether the drafter was asked for drafts of this row before; None: it was if there is more than one new
+        token.
     """
 
     row: int
@@ -50,11 +51,12 @@ class State:
     layers: Any = None
     automaton: TokenAutomaton | None = None
     automaton_state: int = 0
+    asked: bool | None = None
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing has been drafted for this row yet."""
-        return len(self.tokens) <= self.prompt_length + 1
+        """Whether nothing has been drafted for this row yet: a drafter that keeps a state per row resets it there."""
+        return len(self.tokens) <= self.prompt_length + 1 if self.asked is None else not self.asked
 
 
 def expect_width(states: Any, width: int) -> None:

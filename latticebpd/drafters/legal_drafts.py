@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
 from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
+
+LIKELY = math.log(0.5)
 
 
 def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
@@ -17,12 +20,17 @@ def legal_tree(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftT
 
 
 def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> DraftTree:
-    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows."""
+    """A legal tree, and what must follow its root and then its likeliest path, as likely as what it follows.
+
+    Nothing follows a path that is less likely than not: then the forced tokens are probably read for nothing.
+    """
     tree = _with_chain(tree, ROOT, _legal_chain(automaton, state))
     leaf = _likeliest_leaf(tree)
-    if leaf == ROOT:
+    if leaf == ROOT or (tree.log_probs is not None and tree.log_probs[leaf] < LIKELY):
         return tree
-    return _with_chain(tree, leaf, _legal_chain(automaton, int(tree_states(tree, automaton, state)[leaf])))
+    for token in tree.tokens[tree.path(leaf)].tolist():
+        state = after(automaton, state, token)
+    return _with_chain(tree, leaf, _legal_chain(automaton, state))
 
 
 def _with_chain(tree: DraftTree, node: int, chain: Sequence[int]) -> DraftTree:
@@ -42,11 +50,13 @@ def _with_chain(tree: DraftTree, node: int, chain: Sequence[int]) -> DraftTree:
 
 def tree_states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.ndarray:
     """``[n]`` the state after each node, ILLEGAL for those that cannot be reached."""
-    states = np.full(len(tree) + 1, ILLEGAL, np.int64)
+    states, children = np.full(len(tree) + 1, ILLEGAL, np.int64), dict[int, list[int]]()
     states[ROOT] = state  # the last entry is the root's
-    for parent in (ROOT, *range(len(tree))) if len(tree) else ():
-        if states[parent] != ILLEGAL and len(children := tree.children(parent)):
-            states[children] = automaton.successors(int(states[parent]), tree.tokens[children])
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    for parent, nodes in sorted(children.items()):
+        if states[parent] != ILLEGAL:
+            states[nodes] = automaton.successors(int(states[parent]), tree.tokens[nodes])
     return states[:-1]
 
 

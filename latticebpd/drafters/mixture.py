@@ -32,6 +32,7 @@ class MixtureDrafter:
         self.first, self.second, self.num_nodes, self.sure = first, second, num_nodes, sure
         self.needs_hidden = needs_hidden(first) or needs_hidden(second)
         self.needs_layers = needs_layers(first, second)
+        self.source = getattr(second, "source", None)
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         trees = list(self.first.propose(states))
@@ -39,6 +40,9 @@ class MixtureDrafter:
         open_rows = [row for row, claim in enumerate(claims) if claim < self.sure]
         if open_rows:
             for row, other in zip(open_rows, self.second.propose([states[row] for row in open_rows]), strict=True):
+                if not len(trees[row]):
+                    trees[row] = other
+                    continue
                 own = np.exp(_log_probs(trees[row], self.first))
                 left = (1 - claims[row]) * np.exp(_log_probs(other, self.second))
                 trees[row] = _union(trees[row], own, other, left)
@@ -67,5 +71,7 @@ def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.
 
 def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:
     """The tree's likeliest nodes; ties go to the earlier ones, so that a node never goes without its parent."""
-    order = None if tree.log_probs is None else np.argsort(-tree.log_probs, kind="stable")
-    return tree if order is None else tree.subtree(np.argsort(order) < num_nodes)
+    if tree.log_probs is None or len(tree) <= num_nodes:
+        return tree
+    order = np.argsort(-tree.log_probs, kind="stable")
+    return tree.subtree(np.argsort(order) < num_nodes)

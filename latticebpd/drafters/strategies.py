@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -110,7 +110,10 @@ class NBestPaths:
 
     scorer: Scorer
     p: int = 16
-    takes_constraints: ClassVar[bool] = True
+
+    @property
+    def takes_constraints(self) -> bool:
+        return getattr(self.scorer, "takes_constraints", False)
 
     def draft(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
@@ -133,16 +136,24 @@ class BestTree:
     Every slot is assumed to contain the right token: a node's probability is not reduced by the heads' mass outside of
     the slot. For heads trained on human text that mass is too large, since the base model's greedy text is easier to
     predict; for heads trained on the model's own text it makes no difference (`benchmarks/bundled/make.md`).
+
+    legal_nodes: of trees under constraints, where a node costs more, since the search asks the automaton; None: as
+        many.
     """
 
     scorer: Scorer
     num_nodes: int = 64
-    takes_constraints: ClassVar[bool] = True
+    legal_nodes: int | None = None
+
+    @property
+    def takes_constraints(self) -> bool:
+        return getattr(self.scorer, "takes_constraints", False)
 
     def draft(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], constraints: Constraints = None
     ) -> list[DraftTree]:
-        return scorer_trees(self.scorer, lattices, contexts, self.num_nodes, constraints)
+        few = self.legal_nodes if constraints and all(constraints) else None
+        return scorer_trees(self.scorer, lattices, contexts, few or self.num_nodes, constraints)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         if isinstance(self.scorer, NgramScorer | CalibratedScorer):

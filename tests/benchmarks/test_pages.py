@@ -28,6 +28,8 @@ from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
+from benchmarks.structured.forced import lines_of as forced_lines
+from benchmarks.structured.schemas import instance_lines, text_lines
 from benchmarks.structured.tool_calls import lines_of as call_lines
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
@@ -393,6 +395,11 @@ PAGES: dict[str, list[Table]] = {
         lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
+    "benchmarks/structured/schemas.md": [
+        lambda: instance_lines(read_csv(STRUCTURED / "instances.csv")),
+        lambda: text_lines(read_csv(STRUCTURED / "schemas-bundled.csv")),
+        lambda: forced_lines(read_csv(STRUCTURED / "forced.csv")),
+    ],
     "benchmarks/structured/tool_calls.md": [lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))],
     "benchmarks/smollm2/amounts.md": [
         lambda: by_amount(lambda counts, names: amounts.system_lines(counts, names, WALKED), WALKED),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
+from benchmarks.common import MADE_BY, resumed
 from benchmarks.structured.forced import replayed
+from benchmarks.structured.peers import LLAMA, XGRAMMAR
+from benchmarks.structured.peers import lines_of as peer_lines
+from benchmarks.structured.schemas import instance_lines, is_valid, judged, text_lines, written
 from benchmarks.structured.tool_calls import is_right, schema_of
-from latticebpd import json_schema, load
+from latticebpd import TextCache, json_schema, load
 from latticebpd.constraints.model_tokens import model_tokens
 
 FUNCTION: dict[str, Any] = {
@@ -61,3 +67,64 @@ def test_a_replay_counts_calls_and_right_drafts() -> None:
     assert (counts["tokens"], counts["calls"]) == (len(text), 2)
     assert counts["right"] == len(text) - 1  # all but the value's beginning
     assert replayed(constraint.automaton(tokens, [0]), [*tokens.encode('{"b": 1}'), 0]) is None
+
+
+NAMES: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["river", "city"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def test_instances_are_judged_as_by_llguidance_itself_and_refused_schemas_are_counted() -> None:
+    loaded = load()
+    tokens = model_tokens(loaded.tokenizer, loaded.target.vocab_size)
+    theirs = LLTokenizer(tokens.backend.to_str(), n_vocab=tokens.vocab_size)
+    tests = [{"data": {"name": "river"}, "valid": True}, {"data": {"name": "sea"}, "valid": False}]
+    tests += [{"data": {"name": "city", "more": 1}, "valid": True}]  # a wrong label
+    rows = [
+        judged({"id": "1", "group": "a", "schema": schema, "tests": tests}, tokens, 0, lambda g: LLMatcher(theirs, g))
+        for schema in (NAMES, {"not": NAMES})
+    ]
+    assert instance_lines(rows)[0] == ["a", "2", "1", "3", "3", "2"]
+
+
+def test_texts_of_all_systems_are_counted_and_validated() -> None:
+    loaded, cache = load(), TextCache()
+    record = {"id": "1", "group": "a", "schema": NAMES}
+    rows = [written(loaded, record, system, 20, cache) for system in ("greedy", "forced", "default")]
+    assert len({row["text"] for row in rows}) == 1
+    assert [line[:4] for line in text_lines(rows)] == [
+        [name, "1", "1", "1"] for name in ("greedy", "forced", "default", "default, a")
+    ]
+    assert is_valid(NAMES, '{"name": "city"}')
+    assert not is_valid(NAMES, '{"name": "sea"}')
+    assert not is_valid(NAMES, '{"name": "ci')
+
+
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    made = list[int]()
+
+    def make(item: int) -> list[dict[str, int]]:
+        if item == 3 and len(made) == 2:
+            made.append(-1)
+            raise KeyboardInterrupt
+        made.append(item)
+        return [{"item": item}]
+
+    kept = tmp_path / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        resumed(kept, [1, 2, 3], str, make)
+    rows = resumed(kept, [1, 2, 3], str, make)
+    assert made == [1, 2, -1, 3]
+    assert [row["item"] for row in rows] == [1, 2, 3]
+    assert all(MADE_BY in row for row in rows)
+
+
+def test_other_programs_have_a_line_each() -> None:
+    rows = [
+        {"program": program, "tokens": "10", "seconds": "2", "processor": "1", "right": right}
+        for program in (LLAMA, XGRAMMAR) for right in "10"
+    ]  # fmt: skip
+    assert peer_lines(rows) == [[program, "2", "5.0", "10.0", "50 %"] for program in (LLAMA, XGRAMMAR)]

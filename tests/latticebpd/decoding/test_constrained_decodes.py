@@ -27,6 +27,7 @@ from latticebpd import (
     State,
     TopK,
     choice,
+    custom_generate,
     generate,
     json_object,
     json_schema,
@@ -37,7 +38,11 @@ from latticebpd import (
 from latticebpd.constraints.grammar import GrammarConstraint
 from latticebpd.constraints.token_automaton import ILLEGAL, after
 from latticebpd.drafters.bundled import MODEL
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.strategies import BestTree
+from latticebpd.lattices.drafts import Drafts
 from latticebpd.models.load_target import load_stock
+from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.verification.engine_verifier import EngineVerifier
 
 SCHEMA = {
@@ -169,6 +174,50 @@ def test_what_must_follow_is_drafted_and_costs_few_calls() -> None:
     assert texts_of(forced) == texts_of(greedy) == [[*chain(*forced.blocks())]] == [[*chain(*greedy.blocks())]]
     assert forced.num_calls < greedy.num_calls / 1.5
     assert not greedy.verified_tokens
+
+
+def test_the_first_pass_drafts_what_must_follow_and_the_drafter_is_asked_first_after_it() -> None:
+    of, seen = loaded("float32"), list[State]()
+
+    class Watching:
+        def propose(self, states: list[State]) -> list[DraftTree]:
+            seen.extend(states)
+            return [DraftTree.empty()] * len(states)
+
+        def observe(self, rows: list[int], tokens: list[list[int]]) -> None: ...
+
+    out = of.generate(PROMPTS[0], Watching(), constraint=CONSTRAINTS["schema"], max_new_tokens=32)
+    assert texts_of(out) == [expected_text("schema", PROMPTS[0])]
+    assert out.prefilled == (0,)
+    assert len(seen[0].tokens) > seen[0].prompt_length + 1
+    assert [state.is_first for state in seen] == [True] + [False] * (len(seen) - 1)
+
+
+def test_drafts_of_a_scorer_that_takes_no_constraints_are_cut_to_legal_ones() -> None:
+    class Plain:
+        alpha = 0.0
+
+        def with_alpha(self, alpha: float) -> Plain:
+            return self
+
+        def paths(self, lattices: Any, contexts: Any, p: int) -> list[Drafts]:
+            return NgramScorer(None).paths(lattices, contexts, p)
+
+        def trees(self, lattices: Any, contexts: Any, num_nodes: int) -> list[DraftTree]:
+            return NgramScorer(None).trees(lattices, contexts, num_nodes)
+
+    of = loaded("float32")
+    drafter = LatticeDrafter(of.lattice_source(), BestTree(Plain(), 16))
+    out = of.generate(PROMPTS[0], drafter, constraint=CONSTRAINTS["grammar"], max_new_tokens=32)
+    assert texts_of(out) == [expected_text("grammar", PROMPTS[0])]
+
+
+def test_generate_of_transformers_takes_a_constraint() -> None:
+    of = loaded("torch")
+    decoding = custom_generate(of.drafter("8-copies"), constraint=CONSTRAINTS["schema"], tokenizer=of.tokenizer)
+    ids = torch.tensor([of.encode(PROMPTS[0])])
+    out = stock_model().generate(ids, do_sample=False, max_new_tokens=32, custom_generate=decoding)
+    assert out[0, ids.shape[1] :].tolist() == expected_text("schema", PROMPTS[0])
 
 
 @pytest.mark.parametrize("weights", ["float32", "torch"])

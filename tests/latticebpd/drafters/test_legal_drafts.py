@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from latticebpd import DraftTree
 from latticebpd.constraints.token_automaton import ILLEGAL
-from latticebpd.drafters.legal_drafts import legal_tree, tree_states, with_forced
+from latticebpd.drafters.legal_drafts import LIKELY, legal_tree, tree_states, with_forced
 
 VOCABULARY, STATES = 4, 5
 
@@ -83,7 +83,7 @@ def test_a_legal_tree_has_the_legal_prefixes_and_a_forced_one_what_must_follow(
     leaf: tuple[int, ...] = ()
     while below := [path for path in expected if path[:-1] == leaf]:
         leaf = max(below, key=likelihood.__getitem__)
-    if leaf:
+    if leaf and likelihood[leaf] >= LIKELY:
         chain = tuple(automaton.forced(state_after(automaton, leaf)).tolist())
         expected |= {leaf + chain[:end] for end in range(1, len(chain) + 1)}
     assert {*prefixes(forced)} == expected
