@@ -78,7 +78,7 @@ class LatticeProposer:
         self.length = int(vllm_config.speculative_config.num_speculative_tokens)
         self.max_model_len = int(vllm_config.model_config.max_model_len)
         self.drafter: Drafter | None = None
-        self.states: HiddenStates | None = None
+        self.states: LastPass | None = None
 
     def load_model(self, target: Any) -> None:
         """Load what drafts for vLLM's model, which shares its output embeddings; ValueError where it does not fit."""
@@ -86,7 +86,7 @@ class LatticeProposer:
         self.drafter, needed = drafter_for(loaded, self.settings), loaded.source is not None
         if needed:
             check_hooks(self.config, self.drafter)
-            self.states = HiddenStates(target, getattr(self.drafter, "needs_layers", ()))
+            self.states = LastPass(target, getattr(self.drafter, "needs_layers", ()))
 
     def propose(
         self,
@@ -189,7 +189,7 @@ def check_hooks(config: Any, drafter: Drafter) -> None:
     expect(not full, "passes in Python for heads, which read their hidden states", "full CUDA graphs", remedy)
 
 
-class HiddenStates:
+class LastPass:
     """Hidden states of vLLM's last pass: the final ones, and those after some inner layers, counted from 0."""
 
     def __init__(self, target: Any, layers: Sequence[int]) -> None:

@@ -43,12 +43,15 @@ Index = TypeVar("Index", bound=GrowingIndex)
 class TextIndexes(Generic[Index]):
     """Indexes of growing texts: of a text that continues an indexed one only the new tokens are read.
 
-    new: makes an empty index.  most: texts whose indexes are kept.
+    new: makes an empty index.  most: texts whose indexes are kept, besides those of the last call.
     """
 
     def __init__(self, new: Callable[[], Index], most: int = MOST_TEXTS) -> None:
         self._known: OrderedDict[int, tuple[np.ndarray, Index]] = OrderedDict()
         self._new, self._most, self._lock, self._next = new, most, threading.Lock(), 0
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def of(self, texts: Sequence[np.ndarray]) -> list[Index]:
         """An index of each text, ``[tokens]`` int64; two texts never share one."""

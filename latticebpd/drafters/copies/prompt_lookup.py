@@ -51,8 +51,9 @@ class PromptNgramDrafter(Drafter):
         expect(fits, "0 < keep < 1, longer >= 1 and novelty >= 0", f"{keep}, {longer} and {novelty}")
         self.max_ngram, self.min_ngram, self.block_size, self.num_nodes = max_ngram, min_ngram, block_size, num_nodes
         self.max_matches, self.keep, self.longer, self.novelty = max_matches, keep, longer, novelty
-        # One position more, which is the end of the text itself.
-        self._texts = TextIndexes(lambda: SuffixIndex(max_ngram, max_matches + 1))
+        # One position more, which is the end of the text itself. Only the texts of the last call are kept: an index
+        # takes kilobytes for each token.
+        self._texts = TextIndexes(lambda: SuffixIndex(max_ngram, max_matches + 1), most=0)
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         indexes = self._texts.of([np.asarray(state.tokens, np.int64) for state in states])
