@@ -164,9 +164,8 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         methods = grouped(by_model, "method")
         best = columns(methods["latticebpd"], "tokens", "steps")
         for method, own in methods.items():
-            counts, drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
-            tokens, steps = counts.T
-            ratio = pooled(*best.T, (tokens, steps)) if method != "latticebpd" else None
+            (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
+            ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
             lines.append([
                 model, method, with_interval(*pooled(tokens, steps)), "" if ratio is None else with_interval(*ratio),
