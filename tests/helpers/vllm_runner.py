@@ -67,14 +67,14 @@ class Target(nn.Module):
 
     def __init__(self, embeddings: Tensor, layers: int) -> None:
         super().__init__()
-        self.lm_head = nn.Linear(*embeddings.shape[::-1], bias=False)
+        self.lm_head = nn.Linear(embeddings.shape[1], embeddings.shape[0], bias=False)
         self.lm_head.weight.data = embeddings
         self.model = nn.Module()
-        self.model.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.inner = self.model.layers = nn.ModuleList(Layer() for _ in range(layers))
 
     def forward(self, final: Tensor, inner: Tensor) -> Tensor:
         """final, inner: the answers, ``[tokens, hidden]`` and ``[tokens, layers, hidden]``."""
-        for number, layer in enumerate(self.model.layers):
+        for number, layer in enumerate(self.inner):
             layer(inner[:, number])
         return final
 
