@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class LatticeProposer:
             hidden, layers = self.states.take(num_tokens_no_spec, sampled_token_ids)
         states: list[State] = []
         for row, written in enumerate(sampled_token_ids):
-            text = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+            text = cast("Sequence[int]", token_ids_cpu[row, : int(num_tokens_no_spec[row])])  # not copied
             room = min(self.length, self.max_model_len - len(text) - 1)
             if written and room >= 1:
                 own = None if hidden is None else hidden[row]

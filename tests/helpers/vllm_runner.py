@@ -59,7 +59,8 @@ class Layer(nn.Module):
     """Returns states in two parts, as vLLM's layers do."""
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        return states * 0.25, states * 0.75
+        even = torch.arange(states.shape[-1]) % 2
+        return states * even, states * (1 - even)
 
 
 class Target(nn.Module):
