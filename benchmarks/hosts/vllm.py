@@ -44,10 +44,10 @@ from latticebpd.measuring.questions import read_questions
 OURS = {"method": "custom_class", "model": "latticebpd.hosts.vllm.LatticeProposer"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "none": None,
-    "ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-    "suffix": {"method": "suffix"},
-    "latticebpd, no heads": OURS,
     "latticebpd": OURS,
+    "suffix": {"method": "suffix"},
+    "ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    "latticebpd, no heads": OURS,
 }
 """By name: vLLM's ``speculative_config``; n-grams of vLLM's examples, suffixes of its defaults."""
 HEAD = ["model", "drafts by", "tokens a step", "of latticebpd", "drafted a step", "accepted", "same texts"]
@@ -153,7 +153,7 @@ def collect(args: Any) -> list[dict[str, Any]]:
                 }
                 for question, row, first in zip(asked, answered, greedy, strict=True)
             ]  # fmt: skip
-        write_csv(args.output, stamped(rows))
+            write_csv(args.output, stamped(rows))  # also of a run that is stopped
     return rows
 
 
