@@ -26,8 +26,7 @@ from latticebpd.drafters.cost_aware import CostAwareDrafter
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.family import LoadOptions
-from latticebpd.drafters.heads import head_family
-from latticebpd.drafters.registry import load_source
+from latticebpd.drafters.registry import family_beside, load_source
 from latticebpd.drafters.system_names import tells_probabilities
 from latticebpd.loading import Loaded
 from latticebpd.models.catalogue import resolved
@@ -139,10 +138,11 @@ def loaded_for(target: Any, config: Any, settings: Settings) -> Loaded:
     folder = path.parent if path.is_file() else path
     lm = path if path.is_file() else bundled.LM if folder == bundled.MODEL else folder / "lm.fst"
     loaded = Loaded(folder.name, model, folder, engine_view(target, config), lm=lm if lm.is_file() else None)
-    if path.is_file() or not head_family.recognises(folder):
+    family = None if path.is_file() else family_beside(folder)
+    if family is None:
         return loaded
     kinds, remedy = "feed-forward or conditioned heads for vLLM", "train others, or name another path"
-    expect(head_family.runs_beside_engine(folder), kinds, "others", remedy, of=folder)
+    expect(family.runs_beside_engine(folder), kinds, "others", remedy, of=folder)
     return replace(loaded, source=load_source(folder, loaded, LoadOptions()))
 
 
