@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latticebpd import DraftTree, PromptNgramDrafter, State, generate
+from latticebpd import DraftTree, NoDrafter, PromptNgramDrafter, State, generate
 from latticebpd.drafters.chain_drafter import ChainDrafter, best_chain
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_drafters import PathsDrafter, TreeDrafter
@@ -54,5 +56,12 @@ def test_chains_write_the_greedy_text_and_keep_to_the_depth(model: BlockwiseLM) 
         assert out.sequences[0].tolist()[len(prompt) :] == greedy(model, prompt)
         assert any(len(each.tree) for each in out.trace)
         assert all(each.tree.depths.tolist() == list(range(1, len(each.tree) + 1)) for each in out.trace)
-    (tree,) = ChainDrafter(PromptNgramDrafter()).propose([State(0, prompt, 5, None, 2)])
+
+
+def test_what_is_deeper_than_may_be_drafted_is_cut_before_the_path_is_chosen() -> None:
+    class Deep(NoDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            return [DraftTree.from_paths([[1, 2, 3], [4, 5]])] * len(states)
+
+    (tree,) = ChainDrafter(Deep()).propose([State(0, [1], 1, None, 2)])
     assert tree.tokens.tolist() == [1, 2]
