@@ -34,7 +34,7 @@ NOTE, MADE_BY = "settings.json", "made by"
 DRAFTING = (
     "model.gguf",
     "model.safetensors",
-    "heads.safetensors",
+    "latticebpd/heads.safetensors",
     "lm.fst",
     "lm.fst.alpha.json",
     "lm.fst.calibration.json",

@@ -26,6 +26,7 @@ ROOMS = {
     "latticebpd/jacobi": "Jacobi decoding, trajectories, dependency graphs",
     "latticebpd/measuring": "oracle, comparisons, tuning, calibration, timing",
     "latticebpd/report": "pages, plots, the demo's table",
+    "latticebpd/hosts": "drafters inside other programs: vLLM, SGLang",
     "latticebpd/serving": "an OpenAI-compatible server: scheduler, endpoints, limits",
     "latticebpd/cli": "one file per command",
     "latticebpd": "`load`, conversations, console, version, public names",

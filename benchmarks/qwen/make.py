@@ -70,7 +70,7 @@ def main() -> None:
     calibrated(work / "without-heads", lm, work / "held-out.npz")
     package, lattices = work / "with-heads", work / "lattices"
     stage(package / GGUF_NAME, lambda: (package / GGUF_NAME).symlink_to(model.absolute()))
-    stage(package / "heads.json", lambda: load_blockwise(trained).save_heads(package, torch.int8))
+    stage(package / "latticebpd/heads.json", lambda: load_blockwise(trained).save_heads(package, torch.int8))
     latticebpd("lattices --prompts", work / "held-out.npz", "--model", package, LATTICES, "-o", lattices)
     calibrated(package, lm, lattices)
 

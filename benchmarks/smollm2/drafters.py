@@ -149,9 +149,12 @@ def copied(run: Path, output: Path, *ignored: str) -> None:
 
 def linked(home: Path, files: Path) -> Path:
     """A folder with the model and the package's files for it, or those of another folder in their stead."""
-    home.mkdir(parents=True, exist_ok=True)
-    for file in (*files.glob("heads.*"), *files.glob("lm.*"), *Path(resolved(MODEL)).iterdir()):
-        if not (link := home / file.name).exists():
+    own, model = home / "latticebpd", Path(resolved(MODEL))
+    own.mkdir(parents=True, exist_ok=True)
+    heads = (*files.glob("heads.*"), *(files / own.name).glob("*"), *(model / own.name).glob("*"))
+    rest = (*files.glob("lm.*"), *(file for file in model.iterdir() if file.name != own.name))
+    for file, link in (*((file, own / file.name) for file in heads), *((file, home / file.name) for file in rest)):
+        if not link.exists():
             link.symlink_to(file)
     return home
 

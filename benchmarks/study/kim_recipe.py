@@ -118,7 +118,7 @@ def first_heads(work: Path, heads: int) -> Path:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copyfile(Path(resolved(MODEL)) / name, path / name)
 
-    stage(path / "heads.json", make)
+    stage(path / "latticebpd/heads.json", make)
     return path
 
 
@@ -127,7 +127,8 @@ def fine_tuned(work: Path, data: Path, heads: int, task: Task) -> Path:
     directory, texts = work / f"{heads}-heads-{task.name}", examples(work, data, task)
     weights = f"--head-weights {','.join([WEIGHT] * (heads - 1))}"
     about = ("--validation", texts / "held-out.npz", "--model", first_heads(work, heads), JOINT, weights, UPDATES)
-    stage(directory / "heads.json", lambda: latticebpd("train heads", texts / "train.npz", *about, "-o", directory))
+    learn = partial(latticebpd, "train heads", texts / "train.npz", *about, "-o", directory)
+    stage(directory / "latticebpd/heads.json", learn)
     return directory
 
 
@@ -164,7 +165,7 @@ def own_heads(work: Path, data: Path, task: Task) -> Path:
         latticebpd("train hidden", learnt, held_out, "--model", model, STATES)
         latticebpd("train heads", learnt, "--validation", held_out, "--model", model, LEARNING, "-o", directory)
 
-    stage(directory / "heads.json", make)
+    stage(directory / "latticebpd/heads.json", make)
     return directory
 
 

@@ -115,7 +115,7 @@ class Study:
             chosen |= {"warmup_steps": 20, "validation_every": steps, "serving_prompts": 0}
             train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, HeadTraining(steps=steps, **chosen))
 
-        common.stage(directory / "heads.json", make)
+        common.stage(directory / "latticebpd/heads.json", make)
         return directory
 
     def model(self, setting: str, k: int, rate: float = BASE_RATE, updates: int | None = None) -> Loaded:

@@ -96,7 +96,7 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **op
         chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=steps, serving_prompts=0, **options)
         train_heads(BlockwiseLM(base, heads), *texts, directory, chosen)
 
-    common.stage(directory / "heads.json", make)
+    common.stage(directory / "latticebpd/heads.json", make)
     return load(directory, weights=TORCH)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fst.files import FileStamp
+from latticebpd.models.catalogue import HEADS
 from latticebpd.models.engine.engine_model import file_hash
 
 
@@ -22,8 +23,10 @@ class DrafterFiles:
     def of(cls, family: str, path: Path, beside_target: bool) -> DrafterFiles:
         """Those of a directory or a file; beside_target: the target's own weights lie there too."""
         found = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-        own = [file for file in found if not (beside_target and file.name.startswith("model"))]
-        return cls(family, tuple(map(FileStamp.of, own or found)))
+        if beside_target:
+            earlier = [file for file in found if not file.name.startswith("model")]
+            found = sorted((path / HEADS[0]).parent.glob("*.safetensors")) or earlier or found
+        return cls(family, tuple(map(FileStamp.of, found)))
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ def calibrate(
     half_of = {example: number % 2 for number, example in enumerate(rng.permutation(drawn).tolist())}
     texts = text_numbers(paths)[1]
     share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
-    indexes, drafters = TextIndexes(), set[str | None]()
+    indexes, drafters = TextIndexes(fst.TextIndex), set[str | None]()
     for lattices, row, example in chosen(paths, unit, drawn):
         slots, width = lattices.tokens.shape[1:]
         drafters.add(lattices.drafter)
@@ -216,7 +216,9 @@ def chosen(paths: Paths, unit: str, examples: Sequence[int]) -> Iterator[tuple[L
             yield block, row, int(numbers[row])
 
 
-def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes) -> list[Observation]:
+def _observations(
+    lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes[fst.TextIndex]
+) -> list[Observation]:
     """Slot by slot, the features of the arcs and which one is right: the last, ``outside``, where none is.
 
     They end where a tree can no longer follow the text: later slots are never drafted.

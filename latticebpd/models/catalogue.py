@@ -31,7 +31,9 @@ BUNDLED = "bundled"
 BUNDLED_FOLDER = ASSETS / "model"
 GGUF_NAME = "model.gguf"
 """The file that a folder's weights were converted from, next to them: the CPU engine reads its blocks."""
-EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
+HEADS = ("latticebpd/heads.json", "latticebpd/heads.safetensors")
+"""A model's heads, in a folder of its own where no loader of the model looks; earlier versions put them next to it."""
+EXTRAS = (*HEADS, "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model, copied into its folder."""
 HUB_SECONDS = 10
 """Time limit of a request to the hub."""
@@ -213,10 +215,19 @@ def get_model(
         with locked(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 _make_folder(entry, None if file is None else Path(file), folder, report)
-    for path in (each for name in entry.assets for each in sorted((ASSETS / name).glob("*"))):
-        if path.name in EXTRAS:
-            copy(path, folder / path.name)
+    for path, name in ((ASSETS / own / name, name) for own in entry.assets for name in EXTRAS):
+        if path.exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            copy(path, folder / name)
+    remove_earlier_heads(folder)
     return folder
+
+
+def remove_earlier_heads(folder: Path) -> None:
+    """Delete heads next to a model that has others in their own folder: loaders would take them for the model's."""
+    for name in HEADS:
+        if (folder / name).exists():
+            (folder / Path(name).name).unlink(missing_ok=True)
 
 
 def add_model(file: str | os.PathLike[str], on_stage: Callable[[str], None] | None = None) -> Path:

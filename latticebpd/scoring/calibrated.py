@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,14 +30,30 @@ MOST_TEXTS = 256
 """Texts whose n-grams are kept; others are read again."""
 
 
-class TextIndexes:
-    """Indexes of growing texts: of a text that continues an indexed one only the new tokens are read."""
+class GrowingIndex(Protocol):
+    """An index of a text that grows with it."""
 
-    def __init__(self, most: int = MOST_TEXTS) -> None:
-        self._known: OrderedDict[int, tuple[np.ndarray, fst.TextIndex]] = OrderedDict()
-        self._most, self._lock, self._next = most, threading.Lock(), 0
+    def extend(self, tokens: Any) -> None:
+        """Append ``[n]`` tokens to the indexed text."""
 
-    def of(self, texts: Sequence[np.ndarray]) -> list[fst.TextIndex]:
+
+Index = TypeVar("Index", bound=GrowingIndex)
+
+
+class TextIndexes(Generic[Index]):
+    """Indexes of growing texts: of a text that continues an indexed one only the new tokens are read.
+
+    new: makes an empty index.  most: texts whose indexes are kept, besides those of the last call.
+    """
+
+    def __init__(self, new: Callable[[], Index], most: int = MOST_TEXTS) -> None:
+        self._known: OrderedDict[int, tuple[np.ndarray, Index]] = OrderedDict()
+        self._new, self._most, self._lock, self._next = new, most, threading.Lock(), 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, texts: Sequence[np.ndarray]) -> list[Index]:
         """An index of each text, ``[tokens]`` int64; two texts never share one."""
         with self._lock:
             taken: set[int] = set()
@@ -45,12 +62,12 @@ class TextIndexes:
                 self._known.popitem(last=False)
             return indexes
 
-    def _of(self, text: np.ndarray, taken: set[int]) -> fst.TextIndex:
+    def _of(self, text: np.ndarray, taken: set[int]) -> Index:
         free = (number for number in reversed(self._known) if number not in taken)
         number = next((number for number in free if _starts_with(text, self._known[number][0])), None)
         if number is None:
             number, self._next = self._next, self._next + 1
-            self._known[number] = np.zeros(0, np.int64), fst.TextIndex()
+            self._known[number] = np.zeros(0, np.int64), self._new()
         known, index = self._known[number]
         index.extend(text[len(known) :])
         self._known[number] = text.copy(), index
@@ -69,7 +86,7 @@ class CalibratedScorer:
     ngram: NgramScorer
     calibration: Calibration
     takes_constraints: ClassVar[bool] = True
-    _texts: TextIndexes = field(default_factory=TextIndexes, repr=False)
+    _texts: TextIndexes[fst.TextIndex] = field(default_factory=partial(TextIndexes, fst.TextIndex), repr=False)
 
     @property
     def alpha(self) -> float:

@@ -121,7 +121,8 @@ def test_a_permutation_test_of_too_few_or_many_points_is_refused(size: int) -> N
 def test_rows_say_which_commit_and_files_they_are_made_by(tmp_path: Path) -> None:
     (row,) = stamped([{"tokens": 1}])
     assert row == {"tokens": 1, MADE_BY: made_by()}
-    (tmp_path / "heads.safetensors").write_bytes(b"heads")
+    (tmp_path / "latticebpd").mkdir()
+    (tmp_path / "latticebpd/heads.safetensors").write_bytes(b"heads")
     with_heads = made_by(tmp_path)
     assert with_heads.startswith(f"{made_by()} sha256:")
     (tmp_path / "lm.fst.calibration.json").write_text("{}")

@@ -25,6 +25,7 @@ from benchmarks import (
     pictures,
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
+from benchmarks.hosts import vllm
 from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
@@ -35,8 +36,8 @@ from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
-SMOLLM2, STUDY, ENGINE, QWEN, STRUCTURED = (
-    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen", "structured")
+SMOLLM2, STUDY, ENGINE, QWEN, STRUCTURED, HOSTS = (
+    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen", "structured", "hosts")
 )
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
@@ -395,6 +396,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
+    "benchmarks/hosts/vllm.md": [lambda: vllm.lines_of(read_csv(HOSTS / "vllm.csv"))],
     "benchmarks/structured/schemas.md": [
         lambda: instance_lines(read_csv(STRUCTURED / "instances.csv")),
         lambda: text_lines(read_csv(STRUCTURED / "schemas-bundled.csv")),

@@ -27,6 +27,8 @@ from latticebpd.scoring.ngram import NgramScorer
 from lm_training.cli import train
 from tests.helpers.prompt_sources import WORDS, save_sources
 
+HEADS = "latticebpd/heads.json"
+
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The folder of a stopped run is there, but not whole: weights must not be tuned on what there is of it."""
@@ -206,15 +208,15 @@ def test_a_replay_writes_calls_and_what_is_right_after_right_nodes(
 
 def test_other_heads_stand_in_the_package_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package, heads = tmp_path / "package", tmp_path / "heads"
-    for folder, names in ((package, ("heads.json", "lm.fst", "model.gguf")), (heads, ("heads.json", "training.json"))):
-        folder.mkdir()
+    for folder, names in ((package, (HEADS, "lm.fst", "model.gguf")), (heads, (HEADS, "training.json"))):
+        (folder / "latticebpd").mkdir(parents=True)
         for name in names:
             (folder / name).write_text(folder.name)
     monkeypatch.setattr(drafters, "resolved", lambda _: package)
     for _ in range(2):
         home = drafters.linked(tmp_path / "home", heads)
-        contents = {path.name: path.read_text() for path in home.iterdir()}
-        assert contents == {"heads.json": "heads", "lm.fst": "package", "model.gguf": "package"}
+        contents = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+        assert contents == {HEADS: "heads", "lm.fst": "package", "model.gguf": "package"}
 
 
 def test_ten_questions_of_each_category_are_asked_in_the_files_order(tmp_path: Path) -> None:

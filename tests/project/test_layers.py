@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     "lattices", "constraints", "cpu", "models", "verification", "scoring", "drafters", "decoding", "jacobi",
-    "measuring", "report", "serving", "cli",
+    "measuring", "report", "hosts", "serving", "cli",
 )  # fmt: skip
 """Of ``latticebpd``, from the lowest; below them all is ``fst``, above them ``lm_training``."""
 BETWEEN = ("loading", "conversation")

@@ -42,8 +42,9 @@ def test_a_basename_stands_once_in_a_package(package: str) -> None:
 
 
 def test_class_names_stand_once() -> None:
+    """Those for hosts apart, which users name by their path."""
     names: Counter[str] = Counter()
-    for path in SOURCES:
+    for path in (path for path in SOURCES if path.parent.name != "hosts"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names.update(node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
     assert [name for name, count in names.items() if count > 1] == []

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from latticebpd.checks import expect
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.scoring.calibrated import TextIndexes
 
 
 class PromptNgramDrafter(Drafter):
@@ -48,20 +51,16 @@ class PromptNgramDrafter(Drafter):
         expect(fits, "0 < keep < 1, longer >= 1 and novelty >= 0", f"{keep}, {longer} and {novelty}")
         self.max_ngram, self.min_ngram, self.block_size, self.num_nodes = max_ngram, min_ngram, block_size, num_nodes
         self.max_matches, self.keep, self.longer, self.novelty = max_matches, keep, longer, novelty
-        self._indexes: dict[int, SuffixIndex] = {}
+        # One position more, which is the end of the text itself. Only the texts of the last call are kept: an index
+        # takes kilobytes for each token.
+        self._texts = TextIndexes(lambda: SuffixIndex(max_ngram, max_matches + 1), most=0)
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        rows = {state.row for state in states}  # those of rows that have left are forgotten
-        self._indexes = {row: index for row, index in self._indexes.items() if row in rows}
-        return [self._tree(state) for state in states]
+        indexes = self._texts.of([np.asarray(state.tokens, np.int64) for state in states])
+        depths = [min(self.block_size, state.max_depth) for state in states]
+        return list(map(self._tree, indexes, depths))
 
-    def _tree(self, state: State) -> DraftTree:
-        if state.is_first or state.row not in self._indexes:
-            # One position more, which is the end of the text itself.
-            self._indexes[state.row] = SuffixIndex(self.max_ngram, self.max_matches + 1)
-        index = self._indexes[state.row]
-        index.extend(state.tokens[len(index.tokens) :])
-        depth = min(self.block_size, state.max_depth)
+    def _tree(self, index: SuffixIndex, depth: int) -> DraftTree:
         paths: list[list[int]] = []
         weights: list[float] = []
         for length, positions in index.matches(index.tokens, self.min_ngram):

@@ -29,7 +29,7 @@ class SuffixIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the indexed text."""
-        for token in tokens:
+        for token in map(int, tokens):
             self.tokens.append(token)
             end = len(self.tokens)
             for length in range(1, min(self.max_length, end) + 1):

@@ -36,13 +36,14 @@ from latticebpd.drafters.heads.head_files import (
     SCALE,
     HeadSettings,
     has_heads,
+    head_file,
     read_settings,
     unreadable,
     unrounded,
 )
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
-from latticebpd.models.catalogue import resolved
+from latticebpd.models.catalogue import remove_earlier_heads, resolved
 from latticebpd.models.load_target import Name
 from latticebpd.models.transformers.checkpoints import load_base, save_tensors, stored_fingerprint
 from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
@@ -206,6 +207,7 @@ class BlockwiseLM(nn.Module):
         tensors: dict[str, Tensor] = {}
         for name, tensor in heads.items():
             tensors |= _stored(name, tensor.detach(), dtype if tensor.is_floating_point() else None)
+        (directory / HEADS_WEIGHTS).parent.mkdir(parents=True, exist_ok=True)
         save_tensors(directory / HEADS_WEIGHTS, tensors)
         record = {
             "format_version": FORMAT_VERSION,
@@ -219,6 +221,7 @@ class BlockwiseLM(nn.Module):
             "base_fingerprint": stored_fingerprint(directory),
         }
         write_json(directory / HEADS_CONFIG, record, indent=2)
+        remove_earlier_heads(directory)
 
     @classmethod
     def from_pretrained(
@@ -321,7 +324,7 @@ def _load_heads(directory: Path, settings: HeadSettings) -> Heads:
                 heads.shortlist = torch.empty(settings.shortlist, dtype=torch.int64)
             if settings.transition_size:
                 heads.add_transitions(settings.transition_size)
-        weights = unrounded(load_file(directory / HEADS_WEIGHTS))
+        weights = unrounded(load_file(head_file(directory, HEADS_WEIGHTS)))
     try:
         heads.load_state_dict(weights, assign=True)
     except RuntimeError as error:

@@ -20,6 +20,7 @@ from latticebpd.drafters.heads.head_files import (
     HEADS_CONFIG,
     HEADS_WEIGHTS,
     HeadSettings,
+    head_file,
     read_settings,
     unreadable,
     unrounded,
@@ -60,14 +61,14 @@ class EngineHeads:
             expect(own == known, wanted, own, "copy their tokenizer here", of=folder)
         target.check_layers(settings.layers)
         with unreadable(folder):
-            weights = unrounded(load_file(folder / HEADS_WEIGHTS))
+            weights = unrounded(load_file(head_file(folder, HEADS_WEIGHTS)))
         up, down, transitions = _checked(folder, settings, weights, target)
         self.shortlist: np.ndarray | None = weights.get("shortlist")
         every = np.arange(target.vocab_size) if self.shortlist is None else self.shortlist
         self.target, self.layers, self.has_transitions = target, settings.layers, bool(transitions)
         self.num_heads, self.num_tokens = len(up) + 1, len(every)
         self.fingerprint, self.vocab_size = settings.tokenizer_fingerprint, target.vocab_size
-        self._file, self._reads_token = folder / HEADS_WEIGHTS, settings.kind == CONDITIONED
+        self._file, self._reads_token = head_file(folder, HEADS_WEIGHTS), settings.kind == CONDITIONED
         size = target.hidden_size
         tied = [each[0] for each in transitions] or [np.empty((2 * size, 0)), np.empty((0, size))]
         self._projection = _engine.Int8Weights(target.embeddings.output_embeddings(every))

@@ -1,5 +1,8 @@
 """The files of heads: ``heads.json`` (format, kind, shape, what they belong to) and ``heads.safetensors``.
 
+They lie in the folder ``latticebpd`` of a model's own, where no loader of the model looks: vLLM reads every safetensors
+file next to the model's. Where they lie next to it, as earlier versions wrote them, they are read too.
+
 Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
 of the tokens only (the others are never drafted), may have *transitions* of a ``transition_size``, and the file holds
 a hash of the base model that they were trained on. Since format 4 they may read the states of further ``layers``, and
@@ -21,10 +24,11 @@ from safetensors import SafetensorError
 from fst.printable import plain_words
 from latticebpd.checks import expect
 from latticebpd.cpu import _engine
+from latticebpd.models.catalogue import HEADS
 
 EPSILON = _engine.EPSILON
 """Added to the mean square of a vector, which may be padding's embedding, all zeros."""
-HEADS_CONFIG, HEADS_WEIGHTS = "heads.json", "heads.safetensors"
+HEADS_CONFIG, HEADS_WEIGHTS = HEADS
 FORMAT_VERSION = 4
 SCALE = ".scale"
 """Ends the name of the scales of a matrix of 8 bits."""
@@ -84,15 +88,21 @@ class HeadSettings:
         expect(fits, wanted, f"another's weights ({stored})", remedy, of=directory)
 
 
+def head_file(directory: Path, name: str) -> Path:
+    """A file of a directory's heads, ``HEADS_CONFIG`` or ``HEADS_WEIGHTS``, whether it exists or not."""
+    file, earlier = directory / name, directory / Path(name).name
+    return earlier if earlier.exists() and not file.exists() else file
+
+
 def has_heads(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a directory with heads."""
-    return (Path(path) / HEADS_CONFIG).exists()
+    return head_file(Path(path), HEADS_CONFIG).exists()
 
 
 def read_settings(directory: Path) -> HeadSettings:
     """The settings of a directory's heads; ValueError for a missing or damaged file, or one of a later version."""
     with unreadable(directory):
-        config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(head_file(directory, HEADS_CONFIG).read_text(encoding="utf-8"))
         version = config["format_version"]
         wanted = f"heads of format 1 to {FORMAT_VERSION}"
         expect(version in range(1, FORMAT_VERSION + 1), wanted, version, "update latticebpd", of=directory)

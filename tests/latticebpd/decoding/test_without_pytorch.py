@@ -92,7 +92,7 @@ def made(
         torch.nn.init.normal_(heads.transitions.down, std=0.1)  # type: ignore[union-attr]
     model.save_pretrained(folder)
     BlockwiseLM(model, heads).save_heads(folder, torch.int8 if layers else None)
-    change_json(folder / "heads.json", base_fingerprint=None)
+    change_json(folder / "latticebpd/heads.json", base_fingerprint=None)
     written(folder / GGUF_NAME, model, FLOATS)
     tokenizer: Any = letters()
     tokenizer.chat_template = TEMPLATE
@@ -380,7 +380,7 @@ def test_heads_of_another_model_are_left_to_the_reader_that_refuses_them(
     change: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = made(tmp_path, tiny("llama"))
-    change_json(folder / "heads.json", **change)
+    change_json(folder / "latticebpd/heads.json", **change)
     with pytest.raises(ValueError, match=r"expected|does not fit"):
         load(folder)
 

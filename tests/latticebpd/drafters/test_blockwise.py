@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockwiseLM, FeedForwardHeads, LatticeDrafter, State, generate
 from latticebpd.drafters import strategy_named
+from latticebpd.drafters.drafter_files import DrafterFiles
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.heads.head_networks import Heads
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.catalogue import HEADS
 from latticebpd.models.transformers.checkpoints import load_base
 from latticebpd.scoring.rescoring import as_scorer
 from lm_training.data.corpus import train_tokenizer
@@ -40,11 +42,28 @@ def test_saved_model_round_trips_and_its_base_opens_with_transformers(model: Blo
     assert logits.shape == (4, again.num_heads - 1, again.vocab_size)
 
 
+def test_heads_next_to_the_model_as_earlier_versions_wrote_them_are_read_and_moved(
+    model: BlockwiseLM, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    for name in HEADS:
+        (tmp_path / name).rename(tmp_path / Path(name).name)
+    (tmp_path / "latticebpd").rmdir()
+    files = DrafterFiles.of("heads", tmp_path, beside_target=True)
+    assert [each.path.name for each in files.files] == ["heads.safetensors"]
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again.heads.up, model.heads.up)
+    name = files.name
+    again.save_heads(tmp_path)
+    assert not [*tmp_path.glob("heads.*")]
+    assert DrafterFiles.of("heads", tmp_path, beside_target=True).name == name
+
+
 def test_half_precision_file_is_half_the_size_and_loads_as_float32(model: BlockwiseLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "full")
     model.save_pretrained(tmp_path / "half", dtype=torch.float16)
-    assert (tmp_path / "half/heads.safetensors").stat().st_size < 0.6 * (
-        tmp_path / "full/heads.safetensors"
+    assert (tmp_path / "half/latticebpd/heads.safetensors").stat().st_size < 0.6 * (
+        tmp_path / "full/latticebpd/heads.safetensors"
     ).stat().st_size
     half = BlockwiseLM.from_pretrained(tmp_path / "half")
     assert half.base.dtype == half.heads.up.dtype == torch.float32
@@ -56,7 +75,7 @@ def test_heads_of_8_bits_draft_what_float32_heads_draft(model: BlockwiseLM, tmp_
     own.save_pretrained(tmp_path)
     own.save_heads(tmp_path, torch.int8)
     again, hidden, following = BlockwiseLM.from_pretrained(tmp_path), torch.randn(4, 16), torch.arange(4)
-    stored = load_file(tmp_path / "heads.safetensors")
+    stored = load_file(tmp_path / "latticebpd/heads.safetensors")
     for name in ("up", "down", "transitions.up", "transitions.down"):
         exact, rounded = own.heads.state_dict()[name], again.heads.state_dict()[name]
         scale = exact.abs().amax(dim=-2, keepdim=True) / 127
@@ -73,12 +92,12 @@ def test_heads_of_8_bits_draft_what_float32_heads_draft(model: BlockwiseLM, tmp_
         ),
         ({"other.scale": torch.ones(1)}, "expected other.scale"),
     ):
-        save_file(stored | change, tmp_path / "heads.safetensors")
+        save_file(stored | change, tmp_path / "latticebpd/heads.safetensors")
         with pytest.raises(ValueError, match=message):
             BlockwiseLM.from_pretrained(tmp_path)
     del stored["up.scale"]
-    save_file(stored, tmp_path / "heads.safetensors")
-    with pytest.raises(ValueError, match=r"does not fit heads\.json"):
+    save_file(stored, tmp_path / "latticebpd/heads.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit latticebpd/heads\.json"):
         BlockwiseLM.from_pretrained(tmp_path)
 
 
@@ -205,8 +224,8 @@ def test_heads_read_the_states_of_further_layers(model: BlockwiseLM, kind: str, 
         ([1, 2], "does not fit"),
         ("1", "to be a list of nu"),
     ):
-        config = json.loads((tmp_path / "heads.json").read_text()) | {"layers": layers}
-        (tmp_path / "heads.json").write_text(json.dumps(config))
+        config = json.loads((tmp_path / "latticebpd/heads.json").read_text()) | {"layers": layers}
+        (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match=message):
             BlockwiseLM.from_pretrained(tmp_path)
 
@@ -263,9 +282,9 @@ def test_new_transitions_change_no_state_and_are_kept_with_their_heads(model: Bl
     inputs = torch.randn(2, 3, 16), torch.randint(23, (2, 3, 4)), torch.randn(2, 3, 4)
     torch.testing.assert_close(again.pair_scores(*inputs), own.pair_scores(*inputs))
     for width in (6, -1, "wide"):
-        config = json.loads((tmp_path / "heads.json").read_text()) | {"transition_size": width}
-        (tmp_path / "heads.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="does not fit heads.json" if width == 6 else "expected transition_size"):
+        config = json.loads((tmp_path / "latticebpd/heads.json").read_text()) | {"transition_size": width}
+        (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="does not fit" if width == 6 else "expected transition_size"):
             BlockwiseLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected heads without transitions"):
         own.heads.add_transitions(5)
@@ -302,9 +321,9 @@ def test_lattices_of_texts_are_those_of_decodes(has_transitions: bool, heads: He
 
 def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "heads.json").read_text())
+    config = json.loads((tmp_path / "latticebpd/heads.json").read_text())
     del config["kind"], config["model_type"]
-    (tmp_path / "heads.json").write_text(json.dumps(config | {"format_version": 1}))
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config | {"format_version": 1}))
     again = BlockwiseLM.from_pretrained(tmp_path)
     hidden = torch.randn(4, 16)
     torch.testing.assert_close(again.head_logits(hidden), model.head_logits(hidden))
@@ -315,21 +334,21 @@ def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_pa
     [
         ({"format_version": 5}, "expected heads of format 1 to 4, got 5; update latticebpd"),
         ({"kind": "eagle"}, "expected heads of a kind among feed-forward, conditioned, stern, medusa, got 'eagle'"),
-        ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
+        ({"num_heads": 10**15}, r"heads\.safetensors does not fit latticebpd/heads\.json"),
         ({"num_heads": 10**40}, "cannot be read"),
         ({"num_heads": -3}, "expected num_heads .* a number >= 1, got -3"),
         ({"num_heads": "nine"}, "expected num_heads .* a number >= 1, got 'nine'"),
-        ({"kind": "stern"}, r"heads\.safetensors does not fit heads\.json"),
+        ({"kind": "stern"}, r"heads\.safetensors does not fit latticebpd/heads\.json"),
         ({"model_type": "gpt2"}, "expected a base model of type gpt2 .* got llama"),
-        ({"hidden_size": 17}, r"heads\.safetensors does not fit heads\.json"),
+        ({"hidden_size": 17}, r"heads\.safetensors does not fit latticebpd/heads\.json"),
     ],
 )
 def test_heads_file_that_lies_is_a_value_error(
     model: BlockwiseLM, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "heads.json").read_text())
-    (tmp_path / "heads.json").write_text(json.dumps(config | change))
+    config = json.loads((tmp_path / "latticebpd/heads.json").read_text())
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=message):
         BlockwiseLM.from_pretrained(tmp_path)
 
@@ -368,7 +387,7 @@ def test_heads_of_another_width_are_refused() -> None:
         BlockwiseLM(tiny_model().base, FeedForwardHeads(8, 3, 4))
 
 
-@pytest.mark.parametrize("name", ["config.json", "heads.json", "heads.safetensors", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", *HEADS, "model.safetensors"])
 def test_missing_or_damaged_file_is_a_value_error(model: BlockwiseLM, tmp_path: Path, name: str) -> None:
     model.save_pretrained(tmp_path)
     full = (tmp_path / name).read_bytes()
@@ -382,10 +401,10 @@ def test_missing_or_damaged_file_is_a_value_error(model: BlockwiseLM, tmp_path: 
 
 def test_heads_that_do_not_fit_the_base_are_refused(model: BlockwiseLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "heads.json").read_text())
-    (tmp_path / "heads.json").write_text(json.dumps(config | {"vocab_size": 99}))
+    config = json.loads((tmp_path / "latticebpd/heads.json").read_text())
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config | {"vocab_size": 99}))
     with pytest.raises(ValueError, match=r"base model of 99 tokens .* got 23"):
         BlockwiseLM.from_pretrained(tmp_path)
-    (tmp_path / "heads.json").write_text(json.dumps(config | {"num_heads": 7}))
-    with pytest.raises(ValueError, match=r"heads\.safetensors does not fit heads\.json"):
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(config | {"num_heads": 7}))
+    with pytest.raises(ValueError, match=r"heads\.safetensors does not fit latticebpd/heads\.json"):
         BlockwiseLM.from_pretrained(tmp_path)

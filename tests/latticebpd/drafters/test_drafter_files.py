@@ -22,7 +22,7 @@ from tests.helpers.commands import Run
 @pytest.fixture
 def assistant(tmp_path: Path) -> Path:
     """The bundled model without its heads."""
-    ignored = shutil.ignore_patterns("heads.*")
+    ignored = shutil.ignore_patterns("latticebpd")
     return Path(shutil.copytree(bundled.MODEL, tmp_path / "assistant", ignore=ignored))
 
 

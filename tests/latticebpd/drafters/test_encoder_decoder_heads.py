@@ -103,7 +103,9 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(family: str, tmp_p
     model.save_pretrained(tmp_path / "before")
     train_heads(model, data, data, tmp_path / "after", replace(QUICK, learning_rate=3e-2, serving_prompts=3))
     assert (tmp_path / "before/model.safetensors").read_bytes() == (tmp_path / "after/model.safetensors").read_bytes()
-    assert (tmp_path / "before/heads.safetensors").read_bytes() != (tmp_path / "after/heads.safetensors").read_bytes()
+    assert (tmp_path / "before/latticebpd/heads.safetensors").read_bytes() != (
+        tmp_path / "after/latticebpd/heads.safetensors"
+    ).read_bytes()
     again = BlockwiseLM.from_pretrained(tmp_path / "after")
     assert type(again.base) is type(base)
     sources = torch.tensor([[4, 5, 6, 0], [7, 8, 9, 10]])

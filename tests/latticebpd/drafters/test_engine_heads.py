@@ -150,7 +150,7 @@ def test_heads_without_kernels_are_refused_by_name_and_load_on_pytorch(tmp_path:
         ({"vocab_size": 30}, "expected a base model of 30 tokens"),
         ({"model_type": "qwen2"}, "expected a base model of type qwen2"),
         ({"hidden_size": 48}, "expected heads of hidden size 32"),
-        ({"intermediate_size": 64}, r"heads\.safetensors does not fit heads\.json"),
+        ({"intermediate_size": 64}, r"heads\.safetensors does not fit latticebpd/heads\.json"),
         ({"layers": [9]}, "expected layers from 1 to 5"),
         ({"base_fingerprint": "sha256:0"}, "expected the base model that the heads were trained on"),
     ],

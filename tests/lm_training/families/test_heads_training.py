@@ -92,7 +92,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, t
     data = load_distilled(distilled)
     train_heads(model, data, data, tmp_path / "after", replace(QUICK, learning_rate=1e-2))
     assert (tmp_path / "before/model.safetensors").read_bytes() == (tmp_path / "after/model.safetensors").read_bytes()
-    before, after = (load_file(tmp_path / run / "heads.safetensors") for run in ("before", "after"))
+    before, after = (load_file(tmp_path / run / "latticebpd/heads.safetensors") for run in ("before", "after"))
     assert all(not torch.equal(before[name], after[name]) for name in before)
     again = BlockwiseLM.from_pretrained(tmp_path / "after")
     prompt = torch.tensor([[3, 1, 4]])
@@ -160,7 +160,7 @@ def test_dropout_of_a_frozen_base_is_off(distilled: Path, tmp_path: Path) -> Non
         for layer in model.base.model.layers:
             layer.self_attn.attention_dropout = dropout
         train_heads(model, data, data, tmp_path / run, QUICK)
-    without, with_dropout = (load_file(tmp_path / run / "heads.safetensors") for run in ("without", "with"))
+    without, with_dropout = (load_file(tmp_path / run / "latticebpd/heads.safetensors") for run in ("without", "with"))
     assert all(torch.equal(without[name], with_dropout[name]) for name in without)
 
 
@@ -243,7 +243,9 @@ def test_base_model_in_half_precision_stays_the_same_to_the_byte_while_its_heads
         == 0
     )
     assert (tmp_path / "model.safetensors").read_bytes() == (distilled / "model/model.safetensors").read_bytes()
-    assert all(tensor.dtype == torch.float32 for tensor in load_file(tmp_path / "heads.safetensors").values())
+    assert all(
+        tensor.dtype == torch.float32 for tensor in load_file(tmp_path / "latticebpd/heads.safetensors").values()
+    )
     losses = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").open()]
     tiny_model().base.save_pretrained(distilled / "model")
     CliRunner().invoke(app, command(distilled, tmp_path / "reference"), catch_exceptions=False)
@@ -358,7 +360,7 @@ def test_two_processes_learn_what_one_learns(distilled: Path, tmp_path: Path) ->
         d: [json.loads(line)["loss"] for line in (tmp_path / d / "training-log.jsonl").open()]
         for d in ("one", "two", "cut")
     }
-    weights = {d: load_file(tmp_path / d / "heads.safetensors") for d in curves}
+    weights = {d: load_file(tmp_path / d / "latticebpd/heads.safetensors") for d in curves}
     for other in ("two", "cut"):
         np.testing.assert_allclose(curves[other], curves["one"], rtol=1e-5)
         for name, expected in weights["one"].items():
@@ -382,12 +384,19 @@ def test_killed_run_goes_on_as_if_it_had_not_been(distilled: Path, tmp_path: Pat
         process.wait()
         assert start < json.loads(state.read_text())["step"] < 60
     assert run(command(distilled, tmp_path / "cut", *longer)).wait(300) == 0
-    assert (tmp_path / "whole/heads.safetensors").read_bytes() == (tmp_path / "cut/heads.safetensors").read_bytes()
+    assert (tmp_path / "whole/latticebpd/heads.safetensors").read_bytes() == (
+        tmp_path / "cut/latticebpd/heads.safetensors"
+    ).read_bytes()
 
 
 def test_process_without_torchrun_is_alone() -> None:
     with Process.join("cpu") as process:
         assert (process.rank, process.world, process.device.type) == (0, 1, "cpu")
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """The files of a folder and of those in it, by their path there."""
+    return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.long
@@ -407,7 +416,7 @@ def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path
         return status, errors
 
     assert trained("without-end")[0] == 0
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "without-end").iterdir()}
+    sizes = {name: path.stat().st_size for name, path in files_below(tmp_path / "without-end").items()}
     limits = sorted({4096, *(size - 1 for size in sizes.values() if size > 4096)})
     assert len(limits) > 3
     for limit in limits:
@@ -416,12 +425,12 @@ def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path
         assert status == 2, (limit, errors)
         assert len(errors.splitlines()) == 1
         assert "File too large" in errors
-        left = {path.name for path in (tmp_path / str(limit)).iterdir()}
-        assert left <= set(sizes)  # no temporary file
+        left = files_below(tmp_path / str(limit)).keys()
+        assert left <= sizes.keys()  # no temporary file
         # Nothing looks like a model with heads that is none.
-        assert ("heads.json" in left) == (limit >= max(sizes.values()))
+        assert ("latticebpd/heads.json" in left) == (limit >= max(sizes.values()))
         assert "tokenizer.json" not in left or (tmp_path / str(limit) / "tokenizer.json").read_bytes() == full
         assert trained(str(limit))[0] == 0
         model = BlockwiseLM.from_pretrained(tmp_path / str(limit))
-        for name, tensor in load_file(tmp_path / "without-end/heads.safetensors").items():
+        for name, tensor in load_file(tmp_path / "without-end/latticebpd/heads.safetensors").items():
             torch.testing.assert_close(model.heads.state_dict()[name], tensor, rtol=0, atol=0)

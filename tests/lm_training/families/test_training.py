@@ -446,7 +446,7 @@ def test_a_run_killed_before_its_first_checkpoint_or_between_its_two_files_leave
 
 def test_finished_training_writes_its_model_even_if_it_was_killed_before(tmp_path: Path) -> None:
     train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
-    (tmp_path / "heads.json").unlink()
+    (tmp_path / "latticebpd/heads.json").unlink()
     train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     assert BlockwiseLM.from_pretrained(tmp_path).num_heads == SHAPE.num_heads
 

@@ -26,7 +26,7 @@ from lm_training.training.training_options import BlockwiseTraining
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
-HEADS, STATE = "heads.safetensors", "training-state.json"
+HEADS, STATE = "latticebpd/heads.safetensors", "training-state.json"
 
 
 def data() -> Texts:

