@@ -124,8 +124,9 @@ class Study:
 
     def ngram(self) -> Path:
         """A Katz 4-gram of the distilled text, made if it is missing."""
-        lm, corpus = self.work / "written.fst", self.work / "written.npy"
-        return common.stage(lm, lambda: common.latticebpd("lm", "train", corpus, "--order 4 --min-count 1 -o", lm))
+        lm, texts, teacher = (self.work / name for name in ("written.fst", "written", "teacher"))
+        settings = ("--tokenizer", teacher / "tokenizer.json", "--order 4 --min-count 1 -o", lm)
+        return common.stage(lm, lambda: common.latticebpd("lm", "train", texts, *settings))
 
     def calibrated(self, setting: str, k: int) -> Path:
         """The 4-gram, and next to it a calibration from lattices of a setting's heads, of validation sources."""
