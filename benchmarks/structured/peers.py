@@ -122,12 +122,13 @@ def main() -> None:
     parser.add_argument("--xgrammar", help="an interpreter that has transformers, xgrammar and gguf")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--most", type=int, help="so many questions of each file, drawn as by tool_calls")
+    parser.add_argument("--test", action="store_true", help="of those that nothing was developed on")
     parser.add_argument("--new-tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if not args.table:
-        records, loaded = drawn(args.questions, args.most), load(args.model)
+        records, loaded = drawn(args.questions, args.most, args.test), load(args.model)
         asked = {
             "model": str(loaded.folder / GGUF_NAME),
             "tokens": args.new_tokens,
@@ -148,7 +149,7 @@ def main() -> None:
                 right = int(is_right(row.pop("text"), accepted[row["question"]]))
                 rows.append({"program": program, **row, "right": right})
         write_csv(args.output, stamped(rows, loaded.folder))
-        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most")}
+        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most", "test")}
         write_json(args.output.with_suffix(".json"), signature(**about))
     table("tool calls of other programs", HEAD, lines_of(read_csv(args.output)))
 

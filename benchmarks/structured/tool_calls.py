@@ -38,6 +38,8 @@ from latticebpd import Drafter, Loaded, NoDrafter, TextCache, json_object, json_
 from latticebpd.models.chat_templates import render_chat
 
 GREEDY, FORCED, DEFAULT = "greedy", "forced", "default"
+DEVELOPED = 15
+"""Questions of each file that drafts were developed on."""
 SYSTEMS = (GREEDY, FORCED, "16-copies", DEFAULT)
 HEAD = (
     "drafts from",
@@ -169,25 +171,33 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
     parser.add_argument("--most", type=int, help="so many questions of each file, drawn at random")
+    parser.add_argument("--test", action="store_true", help="of those that nothing was developed on")
     parser.add_argument("--new-tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if not args.table:
         set_up(args.threads)
-        records = drawn(args.questions, args.most)
+        records = drawn(args.questions, args.most, args.test)
         kept = args.output.with_suffix(".jsonl")
         write_csv(args.output, measure(args.model, records, args.systems.split(","), args.new_tokens, kept))
-        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most")}
+        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most", "test")}
         write_json(args.output.with_suffix(".json"), signature(**about))
     calls = read_csv(args.output)
     table(f"tool calls: {len({row['question'] for row in calls})} questions", HEAD, lines_of(calls))
 
 
-def drawn(paths: Sequence[Path], most: int | None) -> list[Any]:
-    """Questions of some files, at most so many of each, drawn at random."""
-    files = [read_lines(path) for path in paths]
-    return [each for own in files for each in (own if most is None else Random(0).sample(own, min(most, len(own))))]
+def drawn(paths: Sequence[Path], most: int | None, test: bool = False) -> list[Any]:
+    """Questions of some files, at most so many of each, drawn at random.
+
+    test: of those that nothing was developed on, else those that came first: `DEVELOPED` of each file.
+    """
+    chosen = []
+    for own in (read_lines(path) for path in paths):
+        seen = {record["id"] for record in Random(0).sample(own, min(DEVELOPED, len(own)))}
+        own = [record for record in own if record["id"] not in seen] if test else own
+        chosen += own if most is None else Random(0).sample(own, min(most, len(own)))
+    return chosen
 
 
 if __name__ == "__main__":
