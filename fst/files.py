@@ -70,7 +70,8 @@ def replacing(path: PathLike) -> Iterator[Path]:
 
 @contextmanager
 def replacing_files(directory: PathLike) -> Iterator[Path]:
-    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, else deleted.
+    """Yield an empty temporary directory inside ``directory``; on success its files, and those of folders in it, are
+    moved up, else deleted.
 
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
     Others may read the files as far as the process's umask lets them; safetensors would keep its own from them.
@@ -84,13 +85,15 @@ def replacing_files(directory: PathLike) -> Iterator[Path]:
             temporary.mkdir()
             yield temporary
             permissions = temporary.stat().st_mode & 0o666
-            files = sorted(temporary.iterdir())
-            for path in files:
-                require_kind(directory / path.name, "file")
-            for path in files:
-                if path.is_file():
-                    path.chmod(permissions)
-                path.replace(directory / path.name)
+            files = sorted(path for path in temporary.rglob("*") if not path.is_dir())
+            places = [directory / path.relative_to(temporary) for path in files]
+            for place in places:
+                require_kind(place.parent, "folder")
+                require_kind(place, "file")
+            for path, place in zip(files, places, strict=True):
+                path.chmod(permissions)
+                place.parent.mkdir(exist_ok=True)
+                path.replace(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -39,9 +39,9 @@ def models() -> str:
     """The models that one command downloads, and what the package has for them."""
     rows = []
     for entry in CATALOGUE.values():
-        files = {path.name for name in entry.assets for path in (ASSETS / name).glob("*")} & {*EXTRAS}
+        files = [file for file in EXTRAS if any((ASSETS / name / file).exists() for name in entry.assets)]
         template = (TEMPLATES / f"{TEMPLATE_OF.get(entry.name, entry.name + '-instruct')}.jinja").read_text("utf-8")
-        has = ["heads.safetensors" in files, "lm.fst" in files, "lm.fst.calibration.json" in files]
+        has = [name in files for name in ("latticebpd/heads.safetensors", "lm.fst", "lm.fst.calibration.json")]
         rows.append([f"`{entry.name}`", f"{entry.megabytes} MB", *map(yes_no, [*has, "<tool_call>" in template])])
     return table(["model", "download", "heads", "n-gram model", "calibration", "tools"], rows)
 

@@ -396,7 +396,9 @@ PAGES: dict[str, list[Table]] = {
         lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
-    "benchmarks/hosts/vllm.md": [lambda: vllm.lines_of(read_csv(HOSTS / "vllm.csv"))],
+    "benchmarks/hosts/vllm.md": [
+        lambda: [line for name in ("bundled", "smollm2") for line in vllm.lines_of(read_csv(HOSTS / f"{name}.csv"))]
+    ],
     "benchmarks/structured/schemas.md": [
         lambda: instance_lines(read_csv(STRUCTURED / "instances.csv")),
         lambda: text_lines(read_csv(STRUCTURED / "schemas-bundled.csv")),

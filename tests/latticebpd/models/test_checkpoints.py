@@ -78,9 +78,9 @@ def test_whoever_is_no_drafter_is_refused(model: Any) -> None:
 
 def test_files_that_this_user_may_not_read_are_no_missing_ones(tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
-    for file in sorted((tmp_path / "model").iterdir()):
+    for file in sorted(path for path in (tmp_path / "model").rglob("*") if path.is_file()):
         file.chmod(0)
-        ended = run_forked(["generate", "a", "--model", file.parent, "--max-new-tokens", 2], ordinary_user=True)
+        ended = run_forked(["generate", "a", "--model", tmp_path / "model", "--max-new-tokens", 2], ordinary_user=True)
         file.chmod(0o644)
         assert ended.status == 2, file
         assert f"Permission denied: '{file}'" in ended.errors

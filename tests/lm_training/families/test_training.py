@@ -485,11 +485,11 @@ def test_run_of_other_making_is_refused_in_one_line_and_left_as_it_is(
         train_blockwise(corpus, corpus[:200], tmp_path, shape, options, eos_id)
 
     train()
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=message) as error:
         train(**change)
     assert len(str(error.value).splitlines()) == 1
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_what_does_not_change_what_is_learnt_may_differ_when_a_run_goes_on(tmp_path: Path) -> None:
