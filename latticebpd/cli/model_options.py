@@ -45,7 +45,7 @@ SYSTEM: Any = typer.Option(
     None, "--system", "-s",
     help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language "
     "model), N-copies (prompt lookup, any model), greedy. By default, with heads or MTP layers: 16-calibrated if "
-    "calibrated, else copies+16-tree, chain for MTP layers of a recurrent model; without heads: 16-copies; with a "
+    "calibrated, else copies+16-tree, chain for MTP layers of a recurrent model; without heads: 16-calibrated; with a "
     "drafter model: 16-tree, 16-calibrated if --lm was calibrated for it, vanilla if it fills masks. With quantized "
     "weights these calibrated trees and copies are cut to what pays off.",
 )  # fmt: skip
