@@ -31,8 +31,12 @@ MODELS = {
     "Qwen2.5-Coder 1.5B": ("qwen", "humaneval-1.5b", "code: HumanEval"),
 }
 """Model -> folder and file of its rows, and what it is asked."""
-PEERS = {"test": "llama-test", "humaneval-0.5b": "llama-0.5b", "humaneval-1.5b": "llama-1.5b"}
-"""File of rows -> that of llama.cpp's."""
+PEERS = {
+    "test": ("llama-test", "llama-test-q4_0"),
+    "humaneval-0.5b": ("llama-0.5b",),
+    "humaneval-1.5b": ("llama-1.5b",),
+}
+"""File of rows -> those of llama.cpp's, with the same file or with weights that it computes faster."""
 Row = Mapping[str, Any]
 QUESTION = "Add type hints and a docstring to this function."
 CODE = """
@@ -78,9 +82,12 @@ def measured() -> dict[str, tuple[list[Row], list[Row]]]:
     """Of each model the rows of latticebpd and of llama.cpp, for the questions that both have answered."""
     found = {}
     for model, (folder, name, _) in MODELS.items():
-        own, peers = (
-            read_csv(ROOT / "benchmarks" / folder / "results" / f"{each}.csv") for each in (name, PEERS[name])
+        results = ROOT / "benchmarks" / folder / "results"
+        own, files = (
+            read_csv(results / f"{name}.csv"),
+            {each: read_csv(results / f"{each}.csv") for each in PEERS[name]},
         )
+        peers = [{**row, "system": f"{row['system']}, {file}"} for file, rows in files.items() for row in rows]
         both = {row["question"] for row in own} & {row["question"] for row in peers}
         found[model] = tuple([row for row in rows if row["question"] in both] for rows in (own, peers))
     return found

@@ -3,6 +3,7 @@
     python -m venv VENV && VENV/bin/pip install xllamacpp      # llama.cpp's server in a wheel, compiled for AVX2
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-0.5b --python VENV/bin/python -o peers.csv
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b ...
+    python -m benchmarks.qwen.peers test.jsonl --model smollm2-135m --file SmolLM2-135M-Instruct.Q4_0.gguf ...
 
 Drafts are prompt lookup (``ngram-simple``, with llama.cpp's sizes and with short ones, which suit short answers)
 and, with ``--drafter``, a smaller model. Each system is a process of its own, one after another.
@@ -89,6 +90,7 @@ def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("questions", type=Path, nargs="?", help="as of speed.py")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
+    parser.add_argument("--file", type=Path, help="other weights of the model, that llama.cpp reads instead")
     parser.add_argument("--drafter", help="a smaller model of the catalogue, which drafts")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has xllamacpp")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
@@ -101,7 +103,8 @@ def main() -> None:
         asked, loaded = questions(args.questions, args.most), load(args.model)
         prompts = [list(map(int, loaded.encode(text))) for _, _, text in asked]
         drafter = None if args.drafter is None else Path(resolved(args.drafter)) / GGUF_NAME
-        measured = measure(args.python, loaded.folder / GGUF_NAME, drafter, prompts, args.new_tokens, args.threads)
+        file = args.file or loaded.folder / GGUF_NAME
+        measured = measure(args.python, file, drafter, prompts, args.new_tokens, args.threads)
         rows = [
             {"question": name, "kind": kind, "system": system, "prompt": len(prompt), **each}
             for system, own in measured.items()
@@ -109,6 +112,7 @@ def main() -> None:
         ]
         write_csv(args.output, stamped(rows, loaded.folder))
         about = {name: str(getattr(args, name)) for name in ("model", "drafter", "new_tokens", "threads")}
+        about["file"] = file.name
         write_json(args.output.with_suffix(".json"), about)
     head = ("system", "tokens/s", "by processor time", "texts equal to llama.cpp's greedy ones")
     table("llama.cpp", head, lines_of(read_csv(args.output)))
