@@ -76,6 +76,9 @@ def measure(
 ) -> list[Row]:
     """A row for each question and system; ValueError where the systems' greedy texts differ."""
     loaded, rng, rows = loaded_by_system(model, systems), Random(0), list[Row]()
+    for system in systems:  # what is loaded when it is first needed
+        target, drafts = drafter(loaded, system)
+        target.generate(target.encode("Hello"), drafts, max_new_tokens=8)
     for number, (name, kind, text) in enumerate(asked):
         ids, texts = loaded[DEFAULT].encode(text), dict[str, list[int]]()
         for system in rng.sample(systems, len(systems)):
