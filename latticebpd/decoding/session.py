@@ -21,7 +21,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.texts import padded
 from latticebpd.models.target_model import AnyModel, TargetModel, target_model
 from latticebpd.verification.asked_columns import Wanted
-from latticebpd.verification.engine_verifier import EngineVerifier
+from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
 from latticebpd.verification.verifier import Verified, Verifier
 from latticebpd.verification.verifiers import verifier_of
 
@@ -154,6 +154,7 @@ class PendingTokens:
         self._prefill = self._prefill and not any(map(len, trees))
         if self._prefill:
             return self.verifier.prefill(self.tokens)
+        self._read_beginnings()
         chains = [_append(tokens[1:], tree) for tokens, tree in zip(self.tokens, trees, strict=True)]
         verified = self.verifier.verify([tokens[0] for tokens in self.tokens], chains)
         before = [len(tokens) - 1 for tokens in self.tokens]
@@ -163,6 +164,16 @@ class PendingTokens:
         columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
         hidden = states[np.arange(len(before))[:, None], np.minimum(columns, states.shape[1] - 1)]
         return _shifted(verified, before, hidden)
+
+    def _read_beginnings(self) -> None:
+        """Read long prompts up to their last part, as a prefill does: in a pass over a tree all tokens are compared with
+        each other one by one, so that a pass over a long prompt and its draft would take longer."""
+        if isinstance(self.verifier, EngineVerifier):
+            for row, tokens in enumerate(self.tokens):
+                count = (len(tokens) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+                for begin in range(0, count, PREFILL_CHUNK):
+                    self.verifier.extend(row, tokens[begin : begin + PREFILL_CHUNK])
+                self.tokens[row] = tokens[count:]
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""

@@ -244,6 +244,20 @@ def other_processors() -> Cells:
     return rows
 
 
+def two_threads() -> Cells:
+    """Tokens a second of both models with two threads, on the questions that llama.cpp has answered too."""
+    columns = []
+    for size in ("0.5b", "1.5b"):
+        own, peer = (read_csv(QWEN / f"{name}-{size}-2.csv") for name in ("humaneval", "llama"))
+        both = {row["question"] for row in own} & {row["question"] for row in peer}
+        rates, others = (
+            {name: pictures.rate([row for row in rows if row["question"] in both]) for name, rows in by.items()}
+            for by in (grouped(own, "system"), grouped(peer, "system"))
+        )
+        columns.append([max(others.values()), rates["greedy"], rates["default"]])
+    return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
+
+
 def servers() -> Cells:
     return [
         [row["server"], row["clients"], f"{float(row['tokens']) / float(row['seconds']):.1f}",
@@ -392,8 +406,11 @@ PAGES: dict[str, list[Table]] = {
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
-        lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b-sampled.csv")),
+        lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
+        two_threads,
         lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
+        lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv")),
+        lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b-sampled.csv")),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
