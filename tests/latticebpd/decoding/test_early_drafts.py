@@ -14,7 +14,10 @@ from latticebpd import DraftTree, State, generate
 from latticebpd.drafters import NoDrafter, PromptNgramDrafter, ReferenceDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.jacobi import gauss_seidel_jacobi
+from latticebpd.models.engine.engine_copy import engine_copy
 from latticebpd.models.transformers.transformers_model import TransformersModel
+from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
+from tests.helpers.block_drafters import ENGINE_SHAPE, tiny_target
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 PROMPTS = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 8, 9, 10], [11, 12, 13, 14, 15]])
@@ -145,3 +148,21 @@ def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -
     assert solved.iteration_speedup == greedy.block_efficiency_with_prefill
     drafted = generate(model, source, ReferenceDrafter(expected, 2), max_new_tokens=NEW)
     assert drafted.block_efficiency_with_prefill == 3
+
+
+def test_a_long_prompt_is_read_in_parts_before_the_first_drafts_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = engine_copy(tiny_target(**ENGINE_SHAPE), weights="int8")
+    prompt = [[3 + i % 20 for i in range(2 * PREFILL_CHUNK + 40)]]
+    widths = list[int]()
+    read = EngineVerifier._read
+
+    def counted(self: EngineVerifier, rows: Any, counts: list[int], *args: Any, **options: Any) -> Any:
+        widths.extend(counts)
+        return read(self, rows, counts, *args, **options)
+
+    monkeypatch.setattr(EngineVerifier, "_read", counted)
+    drafted = generate(target, prompt, PromptNgramDrafter(), max_new_tokens=20)
+    assert widths[:2] == [PREFILL_CHUNK] * 2
+    assert 40 < widths[2] <= 40 + 32
+    greedy = generate(target, prompt, NoDrafter(), max_new_tokens=20)
+    assert drafted.tokens.tolist() == greedy.tokens.tolist()
