@@ -30,6 +30,7 @@ from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.structured.forced import lines_of as forced_lines
+from benchmarks.structured.peers import lines_of as call_peer_lines
 from benchmarks.structured.schemas import instance_lines, text_lines
 from benchmarks.structured.tool_calls import lines_of as call_lines
 from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
@@ -421,7 +422,11 @@ PAGES: dict[str, list[Table]] = {
         lambda: text_lines(read_csv(STRUCTURED / "schemas-bundled.csv")),
         lambda: forced_lines(read_csv(STRUCTURED / "forced.csv")),
     ],
-    "benchmarks/structured/tool_calls.md": [lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))],
+    "benchmarks/structured/tool_calls.md": [
+        lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv")),
+        lambda: call_lines(read_csv(STRUCTURED / "bfcl-1.5b.csv")),
+        lambda: call_peer_lines(read_csv(STRUCTURED / "peers-llama.csv")),
+    ],
     "benchmarks/smollm2/amounts.md": [
         lambda: by_amount(lambda counts, names: amounts.system_lines(counts, names, WALKED), WALKED),
         lambda: by_amount(amounts.gain_lines, GAINED),
