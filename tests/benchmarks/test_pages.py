@@ -245,6 +245,14 @@ def other_processors() -> Cells:
     return rows
 
 
+def readme_calls() -> Cells:
+    """Of the page of tool calls, in whole numbers."""
+    (peer,) = call_peer_lines(read_csv(STRUCTURED / "peers-llama.csv"))
+    greedy, *_, default = call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))
+    own = [[None, f"{float(line[1]):.0f}", line[4]] for line in (greedy, default)]
+    return [[None, f"{float(peer[2]):.0f}", ""], *own]
+
+
 def two_threads() -> Cells:
     """Tokens a second of both models with two threads, on the questions that llama.cpp has answered too."""
     columns = []
@@ -385,7 +393,7 @@ def searches(number: int) -> Table:
 
 
 PAGES: dict[str, list[Table]] = {
-    "README.md": [WORDS, pictures.lines_of_speeds],
+    "README.md": [WORDS, pictures.lines_of_speeds, readme_calls],
     "benchmarks/README.md": [WORDS] * 6,  # quotes the other pages
     "benchmarks/bundled/make.md": [demo],
     "benchmarks/engine/engine.md": [lambda: passes("passes.csv"), perplexities, WORDS],
