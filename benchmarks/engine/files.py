@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from fst.files import replacing
-from latticebpd.models.catalogue import CATALOGUE, _downloaded
+from latticebpd.models.catalogue import CATALOGUE, PackageFile, _downloaded
 
 Q4_1 = GGMLQuantizationType.Q4_1
 BLOCKS = {"Q4_0": (18, 4.6), "Q8_0": (34, 73.9)}
@@ -36,14 +36,16 @@ SHAPES: dict[str, Any] = {
 def smollm2(folder: Path, kind: str = "Q4_1") -> Path:
     """A quantization of SmolLM2: Q4_1 from the package of the catalogue, others made of it."""
     entry = CATALOGUE["smollm2-135m"]
-    path = folder / Path(entry.member).name.replace("Q4_1", kind)
+    source = entry.source
+    assert isinstance(source, PackageFile)
+    path = folder / Path(source.member).name.replace("Q4_1", kind)
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             if kind != "Q4_1":
                 requantized(smollm2(folder), temporary, kind)
             else:
-                temporary.write_bytes(zipfile.ZipFile(_downloaded(entry, print)).read(entry.member))
+                temporary.write_bytes(zipfile.ZipFile(_downloaded(entry, print)).read(source.member))
     return path
 
 
