@@ -119,7 +119,7 @@ def rate(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def bars() -> str:
-    left, right, height, step = 196, 660, 20, 84
+    left, right, height, step = 196, 640, 20, 84
     found = speeds()
     scale = (right - left) / max(drafted for _, _, drafted in found.values())
     parts = []
