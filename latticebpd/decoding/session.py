@@ -166,8 +166,8 @@ class PendingTokens:
         return _shifted(verified, before, hidden)
 
     def _read_beginnings(self) -> None:
-        """Read long prompts up to their last part, as a prefill does: in a pass over a tree all tokens are compared with
-        each other one by one, so that a pass over a long prompt and its draft would take longer."""
+        """Read long prompts up to their last part, as a prefill does: one pass over such a prompt and its draft, all of
+        it a tree, would take longer."""
         if isinstance(self.verifier, EngineVerifier):
             for row, tokens in enumerate(self.tokens):
                 count = (len(tokens) - 1) // PREFILL_CHUNK * PREFILL_CHUNK

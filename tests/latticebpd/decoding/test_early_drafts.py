@@ -151,7 +151,7 @@ def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -
 
 
 def test_a_long_prompt_is_read_in_parts_before_the_first_drafts_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = engine_copy(tiny_target(**ENGINE_SHAPE), weights="int8")
+    target = engine_copy(tiny_target(**ENGINE_SHAPE, max_position_embeddings=512), weights="int8")
     prompt = [[3 + i % 20 for i in range(2 * PREFILL_CHUNK + 40)]]
     widths = list[int]()
     read = EngineVerifier._read

@@ -199,7 +199,8 @@ def test_rows_that_are_read_at_the_same_time_share_their_beginning() -> None:
                 ]
                 return [answer.usage.prompt_tokens_details.cached_tokens for answer in answers]  # type: ignore[union-attr,misc]
 
-        assert sorted(asyncio.run(several())) == [0, 19, 20, 20]
+        cached = sorted(asyncio.run(several()))  # the shortest prompt, if it is not read first, reads its last token
+        assert cached in ([0, 19, 20, 20], [0, 20, 20, 20])
 
 
 def test_what_a_client_that_left_had_read_is_kept() -> None:
