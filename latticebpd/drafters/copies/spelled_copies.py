@@ -5,7 +5,7 @@ after a space, so that a copy token by token finds nothing: ``radium`` is writte
 the word that has begun are looked up, and what follows them is written as the tokenizer writes it. Words of names are
 copied together. Then the value ends: with the terminator that the constraint allows, and what must follow that.
 
-How likely each is was counted on the questions of ``benchmarks/structured/tool_calls.md``.
+How likely each is was counted on the questions that ``benchmarks/structured/tool_calls.py`` keeps for development.
 """
 
 from __future__ import annotations
