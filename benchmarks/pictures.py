@@ -93,21 +93,19 @@ def measured() -> dict[str, tuple[list[Row], list[Row]]]:
     return found
 
 
-def speeds() -> dict[str, tuple[float, float, float]]:
-    """Of each model tokens a second of llama.cpp's fastest way, of greedy decoding and of the default."""
-    found = {}
-    for model, rows in measured().items():
-        own, peers = ({name: rate(each) for name, each in grouped(some, "system").items()} for some in rows)
-        found[model] = max(peers.values()), own[GREEDY], own[DEFAULT]
-    return found
+def speeds_of(own: Sequence[Row], peers: Sequence[Row]) -> tuple[float, float, float]:
+    """Tokens a second of llama.cpp's fastest way, of greedy decoding and of the default."""
+    ours, theirs = ({name: rate(each) for name, each in grouped(some, "system").items()} for some in (own, peers))
+    return max(theirs.values()), ours[GREEDY], ours[DEFAULT]
 
 
 def lines_of_speeds() -> list[list[str]]:
     """A line for each model, as README has them."""
     lines = []
-    for model, (peer, engine, drafted) in speeds().items():
-        own = grouped(measured()[model][0], "system")
-        gain = ratio(own[DEFAULT], own[GREEDY], "seconds")
+    for model, (own, peers) in measured().items():
+        peer, engine, drafted = speeds_of(own, peers)
+        by_system = grouped(own, "system")
+        gain = ratio(by_system[DEFAULT], by_system[GREEDY], "seconds")
         lines.append([model, *(f"{each:.0f}" for each in (peer, engine, drafted)), f"{drafted / peer:.1f}",
                       f"{engine / peer:.1f}", gain])  # fmt: skip
     return lines
@@ -120,7 +118,7 @@ def rate(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def bars() -> str:
     left, right, height, step = 196, 640, 20, 84
-    found = speeds()
+    found = {model: speeds_of(*rows) for model, rows in measured().items()}
     scale = (right - left) / max(drafted for _, _, drafted in found.values())
     parts = []
     for number, (model, each) in enumerate(found.items()):

@@ -15,22 +15,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import (
     columns,
     grouped,
-    options,
     read_csv,
     run,
-    signature,
     stamped,
     table,
     write_csv,
-    write_json,
 )
-from benchmarks.structured.tool_calls import drawn, is_right, prompt, schema_of
+from benchmarks.structured.tool_calls import call_options, drawn, is_right, note, prompt, schema_of
 from latticebpd import load
 from latticebpd.models.catalogue import GGUF_NAME
 
@@ -115,17 +111,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = options(__doc__, whole=True)
-    parser.add_argument("questions", type=Path, nargs="*", help="of the leaderboard, JSON lines")
-    parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
+    parser = call_options(__doc__)
     parser.add_argument("--llama", help="an interpreter that has xllamacpp")
     parser.add_argument("--xgrammar", help="an interpreter that has transformers, xgrammar and gguf")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
-    parser.add_argument("--most", type=int, help="so many questions of each file, drawn as by tool_calls")
-    parser.add_argument("--test", action="store_true", help="of those that nothing was developed on")
-    parser.add_argument("--new-tokens", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if not args.table:
         records, loaded = drawn(args.questions, args.most, args.test), load(args.model)
@@ -149,8 +137,7 @@ def main() -> None:
                 right = int(is_right(row.pop("text"), accepted[row["question"]]))
                 rows.append({"program": program, **row, "right": right})
         write_csv(args.output, stamped(rows, loaded.folder))
-        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most", "test")}
-        write_json(args.output.with_suffix(".json"), signature(**about))
+        note(args)
     table("tool calls of other programs", HEAD, lines_of(read_csv(args.output)))
 
 

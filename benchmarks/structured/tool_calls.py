@@ -11,6 +11,7 @@ killed goes on.
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -164,25 +165,36 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return lines
 
 
-def main() -> None:
-    parser = options(__doc__, whole=True)
+def call_options(doc: str | None) -> argparse.ArgumentParser:
+    """Options of a program that asks the questions."""
+    parser = options(doc, whole=True)
     parser.add_argument("questions", type=Path, nargs="*", help="of the leaderboard, JSON lines")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue, or a path")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
     parser.add_argument("--most", type=int, help="so many questions of each file, drawn at random")
     parser.add_argument("--test", action="store_true", help="of those that nothing was developed on")
     parser.add_argument("--new-tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="measure nothing")
+    return parser
+
+
+def note(args: argparse.Namespace) -> None:
+    """What rows depend on, in a file beside them."""
+    about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most", "test")}
+    write_json(args.output.with_suffix(".json"), signature(**about))
+
+
+def main() -> None:
+    parser = call_options(__doc__)
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
     args = parser.parse_args()
     if not args.table:
         set_up(args.threads)
         records = drawn(args.questions, args.most, args.test)
         kept = args.output.with_suffix(".jsonl")
         write_csv(args.output, measure(args.model, records, args.systems.split(","), args.new_tokens, kept))
-        about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "threads", "most", "test")}
-        write_json(args.output.with_suffix(".json"), signature(**about))
+        note(args)
     calls = read_csv(args.output)
     table(f"tool calls: {len({row['question'] for row in calls})} questions", HEAD, lines_of(calls))
 

@@ -171,9 +171,9 @@ class PendingTokens:
         if isinstance(self.verifier, EngineVerifier):
             for row, tokens in enumerate(self.tokens):
                 count = (len(tokens) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
-                for begin in range(0, count, PREFILL_CHUNK):
-                    self.verifier.extend(row, tokens[begin : begin + PREFILL_CHUNK])
                 self.tokens[row] = tokens[count:]
+                for _ in self.verifier.read(row, tokens[:count]):
+                    pass
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -40,9 +40,14 @@ class EngineVerifier:
         self.begin(len(prompts))
         last = np.zeros((len(prompts), 1, self.model.hidden_size), np.float32)
         for row, prompt in enumerate(prompts):
-            for begin in range(0, len(prompt), PREFILL_CHUNK):
-                last[row, 0] = self.extend(row, prompt[begin : begin + PREFILL_CHUNK])[-1]
+            for hidden in self.read(row, prompt):
+                last[row, 0] = hidden[-1]
         return self._verified(last)
+
+    def read(self, row: int, text: Sequence[int]) -> Iterator[np.ndarray]:
+        """Read more tokens of a row's text, pass by pass; ``[tokens, hidden]`` final hidden states of each."""
+        for begin in range(0, len(text), PREFILL_CHUNK):
+            yield self.extend(row, text[begin : begin + PREFILL_CHUNK])
 
     def extend(self, row: int, text: Sequence[int]) -> np.ndarray:
         """One pass over more tokens of a row's text; ``[tokens, hidden]``, their final hidden states."""

@@ -12,7 +12,7 @@ import torch
 from latticebpd.models.engine.engine_model import EngineModel
 from latticebpd.models.target_model import AnyModel, target_model
 from latticebpd.models.transformers.transformers_model import TransformersModel
-from latticebpd.verification.engine_verifier import PREFILL_CHUNK, EngineVerifier
+from latticebpd.verification.engine_verifier import EngineVerifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +58,7 @@ def read_text(
 def _read_by_engine(target: EngineModel, text: Sequence[int], positions: range, layers: Sequence[int]) -> TextStates:
     verifier = EngineVerifier(target, layers)
     verifier.begin(1)
-    hidden = np.concatenate(
-        [verifier.extend(0, text[begin : begin + PREFILL_CHUNK]) for begin in range(0, len(text), PREFILL_CHUNK)]
-    )
+    hidden = np.concatenate([*verifier.read(0, text)])
     states = verifier.layer_states(0)
     wanted = np.ascontiguousarray(hidden[positions.start : positions.stop])
     logits = torch.from_numpy(target.transformer.logits(wanted, verifier.threads))

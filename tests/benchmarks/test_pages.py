@@ -259,11 +259,7 @@ def two_threads() -> Cells:
     for size in ("0.5b", "1.5b"):
         own, peer = (read_csv(QWEN / f"{name}-{size}-2.csv") for name in ("humaneval", "llama"))
         both = {row["question"] for row in own} & {row["question"] for row in peer}
-        rates, others = (
-            {name: pictures.rate([row for row in rows if row["question"] in both]) for name, rows in by.items()}
-            for by in (grouped(own, "system"), grouped(peer, "system"))
-        )
-        columns.append([max(others.values()), rates["greedy"], rates["default"]])
+        columns.append(pictures.speeds_of(*([row for row in rows if row["question"] in both] for rows in (own, peer))))
     return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
 
 
