@@ -7,6 +7,9 @@ Each method is a process of its own. The first turns of the test set's questions
 answered greedily in float32, several at a time. A step is a pass that wrote tokens of a text, the prompt's left out.
 Where texts differ from those without drafts, ``gap`` is by how much the two tokens' log-probabilities differ at the
 first difference, in the pass without drafts: vLLM's sums depend on how many tokens a pass has.
+
+Every round runs all methods; tokens a second are medians over rounds, loading left out. With ``--temperature 2`` texts
+are so random that hardly a drafted token is accepted: what drafts then cost is all that they do.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "latticebpd, no heads": OURS,
 }
 """By name: vLLM's ``speculative_config``; n-grams of vLLM's examples, suffixes of its defaults."""
-HEAD = ["model", "drafts by", "tokens a step", "of latticebpd", "drafted a step", "accepted", "same texts"]
+HEAD = ["model", "drafts by", "tokens/s", "tokens a step", "of latticebpd", "drafted a step", "accepted", "same texts"]
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
@@ -70,8 +73,12 @@ def answers(asked: Mapping[str, Any]) -> None:
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     room = llm.model_config.max_model_len - asked["tokens"]
     runner = engine.model_executor.driver_worker.worker.model_runner
-    spent, begun = watched(runner), time.process_time()
-    sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], logprobs=2 if config is None else None)
+    spent, begun, start = watched(runner), time.process_time(), time.perf_counter()
+    greedy, known = asked["temperature"] == 0, asked["known"]
+    sampling = SamplingParams(
+        temperature=asked["temperature"], max_tokens=asked["tokens"], logprobs=2 if known else None,
+        ignore_eos=not greedy, seed=None if greedy else 1,
+    )  # fmt: skip
     for number, text in enumerate(asked["prompts"]):
         if getattr(tokenizer, "chat_template", None):
             turn = [{"role": "user", "content": text}]
@@ -91,7 +98,8 @@ def answers(asked: Mapping[str, Any]) -> None:
                 record = {"number": int(out.request_id), "ids": list(answer.token_ids), "steps": steps, "known": known}
                 print("row", json.dumps(record), flush=True)
     share = spent["seconds"] / (time.process_time() - begun)
-    print("run", json.dumps({"drafted": spent["tokens"], "share": share}), flush=True)
+    about = {"drafted": spent["tokens"], "share": share, "seconds": time.perf_counter() - start}
+    print("run", json.dumps(about), flush=True)
 
 
 def watched(runner: Any) -> dict[str, float]:
@@ -111,11 +119,12 @@ def watched(runner: Any) -> dict[str, float]:
     return spent
 
 
-def measure(model: str, without: str, method: str, prompts: Sequence[str], args: Any) -> tuple[list[Any], Any]:
-    """The answers of a method in the prompts' order, and what is known of the run."""
+def measure(model: str, method: str, prompts: Sequence[str], args: Any, known: bool) -> tuple[list[Any], Any]:
+    """The answers of a method in the prompts' order, and what is known of the run.  known: with log-probabilities."""
+    without = str(bundled.LM if Path(model) == bundled.MODEL else Path(model) / "lm.fst")
     asked = {
         "model": model, "without": without, "method": method, "prompts": list(prompts), "tokens": args.max_new_tokens,
-        "rows": args.batch_size, "depth": args.depth,
+        "rows": args.batch_size, "depth": args.depth, "temperature": args.temperature, "known": known,
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.hosts.vllm", "--answers"]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env={**os.environ, **QUIET})
@@ -137,19 +146,22 @@ def gap(greedy: Mapping[str, Any], ids: Sequence[int]) -> float | str:
 
 
 def collect(args: Any) -> list[dict[str, Any]]:
-    """Rows of every model, method and question."""
-    asked, rows = question_set("test", read_questions(args.questions), args.limit), []
-    for name, folder in args.model:
+    """Rows of every model, round, method and question."""
+    asked, rows = question_set("test", read_questions(args.questions), args.limit), list[dict[str, Any]]()
+    for (name, folder), turn in product(args.model, range(args.rounds)):
         greedy: list[Any] = []
-        lm = str(bundled.LM if Path(folder) == bundled.MODEL else Path(folder) / "lm.fst")
         for method in METHODS:
-            answered, about = measure(folder, lm, method, [q.turns[0] for q in asked], args)
+            # Log-probabilities take time: a round that is timed has none, one that is compared token by token has them.
+            known = method == "none" and args.gaps
+            answered, about = measure(folder, method, [q.turns[0] for q in asked], args, known)
             greedy, total = greedy or answered, sum(row["steps"] for row in answered)
             rows += [
                 {
-                    "model": name, "method": method, "question": question.question_id, "task": question.task,
-                    "tokens": len(row["ids"]) - 1, "steps": row["steps"], "drafted": about["drafted"] / total,
-                    "drafting": about["share"], "same": int(row["ids"] == first["ids"]), "gap": gap(first, row["ids"]),
+                    "model": name, "round": turn, "method": method, "question": question.question_id,
+                    "task": question.task, "tokens": len(row["ids"]) - 1, "steps": row["steps"],
+                    "drafted": about["drafted"] / total, "drafting": about["share"],
+                    "seconds": "" if args.gaps else about["seconds"], "same": int(row["ids"] == first["ids"]),
+                    "gap": gap(first, row["ids"]) if args.gaps else "",
                 }
                 for question, row, first in zip(asked, answered, greedy, strict=True)
             ]  # fmt: skip
@@ -164,11 +176,13 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         methods = grouped(by_model, "method")
         best = columns(methods["latticebpd"], "tokens", "steps")
         for method, own in methods.items():
+            rounds = [columns(each, "tokens", "seconds") for each in grouped(own, "round").values()]
+            rates = [tokens.sum() / seconds[0] for tokens, seconds in rounds]
             (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
             ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
             lines.append([
-                model, method, with_interval(*pooled(tokens, steps)), "" if ratio is None else with_interval(*ratio),
+                model, method, f"{np.median(rates):.1f}", with_interval(*pooled(tokens, steps)), "" if ratio is None else with_interval(*ratio),
                 f"{drafted:.2f}" if drafted else "", "" if accepted is None else f"{accepted:.0%}",
                 f"{sum(int(row['same']) for row in own)} of {len(own)}",
             ])  # fmt: skip
@@ -187,6 +201,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8, help="texts at a time")
     parser.add_argument("--depth", type=int, default=8, help="num_speculative_tokens")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all methods run")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of sampling; texts are then not compared")
+    parser.add_argument("--gaps", action="store_true", help="log-probabilities where texts differ; not timed")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
     collect(args)

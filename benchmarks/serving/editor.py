@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.common import grouped, named, options, read_csv, run, signature, table, write_csv
+from benchmarks.common import grouped, named, options, read_csv, run, signature, stamped, table, write_csv
 from latticebpd.checks import expect
 
 Row = dict[str, Any]
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     counts = {"editor": args.requests, "agent": args.turns}
-    write_csv(args.output, measured(dict(args.server), read_tasks(args.tasks), counts, args.rounds))
+    write_csv(args.output, stamped(measured(dict(args.server), read_tasks(args.tasks), counts, args.rounds)))
     head = ("session", "server", "median ms", "90th percentile", "tokens read of a prompt", "right lines")
     table("", head, lines_of(read_csv(args.output)))
     print()

@@ -26,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.hosts import vllm
+from benchmarks.serving import editor
 from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.smollm2 import amounts, drafters, trees
@@ -37,8 +38,9 @@ from benchmarks.study import kim_recipe, kim_tables, stern, superresolution
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
-SMOLLM2, STUDY, ENGINE, QWEN, STRUCTURED, HOSTS = (
-    ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine", "qwen", "structured", "hosts")
+SMOLLM2, STUDY, ENGINE, QWEN, STRUCTURED, HOSTS, SERVING = (
+    ROOT / "benchmarks" / name / "results"
+    for name in ("smollm2", "study", "engine", "qwen", "structured", "hosts", "serving")
 )
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
@@ -420,6 +422,10 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
         lambda: [line for name in ("bundled", "smollm2") for line in vllm.lines_of(read_csv(HOSTS / f"{name}.csv"))]
+    ],
+    "benchmarks/serving/editor.md": [
+        lambda: editor.lines_of(read_csv(SERVING / "editor-0.5b.csv")),
+        lambda: editor.lines_of(read_csv(SERVING / "editor-1.5b.csv")),
     ],
     "benchmarks/structured/schemas.md": [
         lambda: instance_lines(read_csv(STRUCTURED / "instances.csv")),
