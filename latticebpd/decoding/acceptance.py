@@ -109,7 +109,10 @@ class _Lenient:
 
 @dataclass(frozen=True)
 class TopK(_Lenient):
-    """Keep a drafted token that is among the target model's ``k`` best (Stern 2018, section 5.1); k = 1 is exact."""
+    """Keep a drafted token that is among the target model's ``k`` best (Stern 2018, section 5.1); k = 1 is exact.
+
+    Of equally probable tokens the one with the lowest id ranks higher.
+    """
 
     k: int
 

@@ -71,7 +71,7 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         prompt = names["loaded"].encode("The history of the city")
         options = CollectOptions(max_new_tokens=12)
         collect(names["loaded"].source, Texts.of_rows([prompt], [len(prompt)]), options)[0].save("lattices")
-    elif guide == "drafters":
+    elif guide in ("drafters", "learned-lattices"):
         target = load_stock(MODEL)
         target.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")
@@ -102,7 +102,7 @@ def test_examples_of_guides_run_on_the_bundled_model(
     prepare_files(guide, names)
     for block in python_blocks(PAGES[guide].read_text(encoding="utf-8")):
         exec(block, names)
-    if guide == "decoding":
+    if guide == "acceptance":
         assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
 
 

@@ -72,7 +72,10 @@ def test_what_is_supported_is_what_the_code_says() -> None:
 
 
 def test_pages_that_teach_are_short_and_say_first_what_their_reader_can_do() -> None:
-    names = ("choose", "compare", "costs", "calibrate", "engine", "engine-numbers", "training", "jacobi", "gad")
+    names = (
+        "choose", "compare", "costs", "calibrate", "engine", "engine-numbers", "training", "jacobi", "gad", "decoding",
+        "acceptance", "transformers", "drafters", "learned-lattices", "mtp",
+    )  # fmt: skip
     folders = (ROOT / "docs" / name for name in ("concepts", "training"))
     for page in (
         *(ROOT / "docs" / f"{name}.md" for name in names),

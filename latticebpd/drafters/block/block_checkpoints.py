@@ -15,6 +15,15 @@ been run: id k is DFlash's k - 1.
 
 Both keep a reduced vocabulary as ``t2d``, a mask over the target's tokens, and ``d2t``, the offset of each drafted
 token's id. Nothing is unpickled, and no code of a checkpoint is run. Shapes are compared before memory is allocated.
+
+Where public sources are unclear, a field is required or rejected. The order of ``output_multiplier`` and
+``final_logit_softcapping`` (Muse-Glimmer's drafter) is not confirmed: rejected. Whether layers with a window are causal
+differs between implementations: they need ``is_causal``. Speculators are taken to store a ``dflash2`` drafter's tensors
+under z-lab's names; other names are rejected.
+
+P-EAGLE drafters are not loaded. In the layout of ``speculators`` a learned vector, ``mask_hidden``, stands for the
+target's states of slots that are not written yet, ``mask_token_id`` for their tokens, and a slot attends to the slots
+before it; EAGLE-3's network runs it, whose first layer reads two vectors per token.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both score a few *candidates*, each slot's best tokens: ``start[j]`` of the first slot's, ``pairs[s, i, j]`` of
 candidate j of slot s + 1 after candidate i of slot s, and their lattices are those of that chain
-(`latticebpd.lattices.chains`). Greedy walks (``chain``), beams and exact searches all read these arrays.
+(`latticebpd/cpu/_engine/chains.hpp`). Greedy walks (``chain``), beams and exact searches all read these arrays.
 """
 
 from __future__ import annotations

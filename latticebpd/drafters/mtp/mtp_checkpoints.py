@@ -45,7 +45,7 @@ def load_mtp(model: Any, folder: Path) -> Any:
     config = _with_mtp_fields(model.config, _tensor_names(folder))
     if config is None:
         wanted, kind = "a model whose MTP layers transformers builds", model.config.model_type
-        raise ValueError(f"expected {wanted}, got {kind} with transformers {version('transformers')}; see drafters.md")
+        raise ValueError(f"expected {wanted}, got {kind} with transformers {version('transformers')}; see docs/mtp.md")
     from transformers.modeling_layers import MtpModel
 
     main = copy.copy(model)  # so that the target's own configuration stays as it is
