@@ -182,9 +182,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
             lines.append([
-                model, method, f"{np.median(rates):.1f}", with_interval(*pooled(tokens, steps)), "" if ratio is None else with_interval(*ratio),
-                f"{drafted:.2f}" if drafted else "", "" if accepted is None else f"{accepted:.0%}",
-                f"{sum(int(row['same']) for row in own)} of {len(own)}",
+                model, method, f"{np.median(rates):.1f}", with_interval(*pooled(tokens, steps)),
+                "" if ratio is None else with_interval(*ratio), f"{drafted:.2f}" if drafted else "",
+                "" if accepted is None else f"{accepted:.0%}", f"{sum(int(row['same']) for row in own)} of {len(own)}",
             ])  # fmt: skip
     return lines
 

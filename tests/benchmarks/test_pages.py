@@ -26,9 +26,9 @@ from benchmarks import (
 )
 from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.hosts import vllm
-from benchmarks.serving import editor
 from benchmarks.qwen import peers
 from benchmarks.qwen.speed import lines_of as speed_lines
+from benchmarks.serving import editor
 from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.structured.forced import lines_of as forced_lines
 from benchmarks.structured.peers import lines_of as call_peer_lines
