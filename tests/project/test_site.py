@@ -15,8 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 PUBLIC = ("fst", "latticebpd", "latticebpd.drafters", "latticebpd.jacobi", "latticebpd.measuring", "latticebpd.report")
-
-
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for folder in ("docs", "benchmarks")
