@@ -59,7 +59,7 @@ class Service:
 
     name: of the model, as requests call it.
     temperature: of requests that give none; 0 is greedy.
-    api_key: asked for but at ``/health`` and ``/metrics``, visible characters of ASCII; None: no key.
+    api_key: asked for except at ``/``, ``/health`` and ``/metrics``, visible characters of ASCII; None: no key.
     history: where texts go when they end; None: nowhere.
     """
 

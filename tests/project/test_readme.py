@@ -130,6 +130,16 @@ def test_pictures_and_modules_of_the_architecture_are_those_there_are() -> None:
     assert drawn == list(layers["ROOMS"])
 
 
+def test_the_page_of_compiled_code_names_every_file() -> None:
+    core, engine = (DOCS / "compiled.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for folder, part in (("fst/_core", core), ("latticebpd/cpu/_engine", engine)):
+        files = {path.stem for path in (ROOT / folder).glob("*.[ch]pp")}
+        assert len(files) > 15
+        assert files <= set(re.findall(r"`(\w+)`", part))
+        rows = re.findall(r"^\| (`.*?) \|", part, re.M)
+        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} <= files
+
+
 @pytest.mark.parametrize(
     "page",
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *PAGES.values()],

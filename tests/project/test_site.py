@@ -15,6 +15,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 PUBLIC = ("fst", "latticebpd", "latticebpd.drafters", "latticebpd.jacobi", "latticebpd.measuring", "latticebpd.report")
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("docs", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.md"))
+]
+MOST_WORDS = {"docs": 700, "benchmarks": 500}
+"""Of a page's prose, by folder; tables and code are not counted."""
+MOST_LINES = 10
+"""Of prose below a heading."""
+EXEMPT = {
+    "docs/glossary.md": "words are looked up there, and nobody reads it through",
+    "docs/history.md": "it keeps what changed, and grows",
+    **dict.fromkeys(
+        (page for page in PAGES if page.startswith("docs/reference/commands/")), "written by the commands' help"
+    ),
+    **dict.fromkeys(
+        (page for page in PAGES if page.count("/") == 2 and page.startswith("docs/reference/")),
+        "lists public names, whose docstrings the site adds",
+    ),
+}
+"""Pages of any length -> why."""
+GUIDES = [page for page in PAGES if page.startswith("docs/") and page not in EXEMPT]
 
 
 def documented(path: str) -> Any:
@@ -71,19 +93,38 @@ def test_what_is_supported_is_what_the_code_says() -> None:
     assert supported.with_tables(text) == text
 
 
-def test_pages_that_teach_are_short_and_say_first_what_their_reader_can_do() -> None:
-    names = (
-        "choose", "compare", "costs", "calibrate", "engine", "engine-numbers", "training", "jacobi", "gad", "decoding",
-        "acceptance", "transformers", "drafters", "learned-lattices", "mtp",
-    )  # fmt: skip
-    folders = (ROOT / "docs" / name for name in ("concepts", "training"))
-    for page in (
-        *(ROOT / "docs" / f"{name}.md" for name in names),
-        *(each for path in folders for each in path.glob("*.md")),
-    ):
-        text = page.read_text(encoding="utf-8")
-        assert len(text.split()) <= 700, page
-        assert text.split("\n\n")[1].startswith("After th"), page
+def prose(text: str) -> list[str]:
+    """The lines of a page without code, tables and the targets of links."""
+    lines = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
+    return [re.sub(r"\]\([^)]*\)", "", line) for line in lines if not line.startswith(("|", "    "))]
+
+
+def number_of_words(lines: list[str]) -> int:
+    return len(re.findall(r"[\w’'-]*[A-Za-z][\w’'-]*", "\n".join(lines)))
+
+
+def test_words_are_those_of_the_prose() -> None:
+    page = "# A title\n\nSee [one\npage](two/three.md), 4 times.\n\n| a | b |\n\n```sh\nrun it\n```\n\n    code\n"
+    assert number_of_words(prose(page)) == 6
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in EXEMPT])
+def test_a_page_is_short(page: str) -> None:
+    assert number_of_words(prose((ROOT / page).read_text(encoding="utf-8"))) <= MOST_WORDS[page.split("/")[0]]
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_says_first_what_its_reader_can_do_and_has_headings(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.split("\n\n")[1].startswith(
+        ("After this page you ", "After these six pages you ", "Here you can look up ")
+    )
+    parts = "\n".join(prose(text)).split("\n#")
+    assert max(len([line for line in part.splitlines() if line]) for part in parts) <= MOST_LINES + 1
+
+
+def test_every_page_that_may_be_long_exists() -> None:
+    assert EXEMPT.keys() <= set(PAGES)
 
 
 def test_gains_of_the_decision_table_are_on_the_pages_that_it_names() -> None:

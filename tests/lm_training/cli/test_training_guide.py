@@ -1,4 +1,5 @@
-"""The commands of the guide to training, all of them and in order, on a Llama that ``transformers`` has just made."""
+"""The commands of the guides to training, calibration, trees and analysis, all of them and in order, on a Llama that
+``transformers`` has just made."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.helpers.own_models import own_gguf, own_llama
 from tests.helpers.sentences import sentence_files
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("training", *(f"training/{name}" for name in ("heads", "block-drafters", "data", "rescorers", "translation")))
+TRAINING = (f"training/{name}" for name in ("heads", "block-drafters", "data", "rescorers", "translation"))
+PAGES = ("training", *TRAINING, "calibrate", "trees", "analysis")
 GUIDE = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 TEXT = "The history of the city and of the river is the history of the people who built the bridge. "
 SIZES = {
@@ -40,9 +42,10 @@ SPLIT = ("out.work/prompts.npz", "out.work/prompts-held-out.npz")
 def commands(block: str) -> Iterator[list[str]]:
     """The arguments of each line; the model's layers are those of a small one."""
     for line in block.replace("\\\n", " ").replace("2,15,28", "1,2").splitlines():
-        program, *arguments = shlex.split(line)
-        assert program == "latticebpd"
-        yield arguments
+        program, *arguments = shlex.split(line, comments=True)
+        if program != "pip":
+            assert program == "latticebpd"
+            yield arguments
 
 
 def blocks() -> list[str]:
