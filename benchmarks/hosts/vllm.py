@@ -8,8 +8,8 @@ answered greedily in float32, several at a time. A step is a pass that wrote tok
 Where texts differ from those without drafts, ``gap`` is by how much the two tokens' log-probabilities differ at the
 first difference, in the pass without drafts: vLLM's sums depend on how many tokens a pass has.
 
-Every round runs all methods; tokens a second are medians over rounds, loading left out. With ``--temperature 2`` texts
-are so random that hardly a drafted token is accepted: what drafts then cost is all that they do.
+Every round runs all methods; tokens a second are medians over rounds, of steps that read no prompt. With
+``--temperature 2`` texts are so random that hardly a drafted token is accepted: all that drafts do is to cost time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ from latticebpd.measuring.questions import read_questions
 OURS = {"method": "custom_class", "model": "latticebpd.hosts.vllm.LatticeProposer"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "none": None,
+    "drafter without drafts": {"method": "custom_class", "model": "benchmarks.hosts.vllm.NoDrafts"},
     "latticebpd": OURS,
     "suffix": {"method": "suffix"},
     "ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-    "latticebpd, no heads": OURS,
+    "latticebpd without heads": OURS,
 }
 """By name: vLLM's ``speculative_config``; n-grams of vLLM's examples, suffixes of its defaults."""
 HEAD = ["model", "drafts by", "tokens/s", "tokens a step", "of latticebpd", "drafted a step", "accepted", "same texts"]
@@ -60,12 +61,23 @@ QUIET = {
 }  # fmt: skip
 
 
+class NoDrafts:
+    """A drafter for vLLM that drafts nothing: what vLLM's own work for drafts takes."""
+
+    def __init__(self, vllm_config: Any) -> None: ...
+
+    def load_model(self, target: Any) -> None: ...
+
+    def propose(self, sampled_token_ids: list[list[int]], *others: Any, **named: Any) -> list[list[int]]:
+        return [[] for _ in sampled_token_ids]
+
+
 def answers(asked: Mapping[str, Any]) -> None:
     """In a process of its own: a line of JSON for each prompt."""
     from vllm import LLM, SamplingParams
 
     config = METHODS[asked["method"]]
-    extra = {} if asked["method"] != "latticebpd, no heads" else {"latticebpd": asked["without"]}
+    extra = {} if asked["method"] != "latticebpd without heads" else {"latticebpd": asked["without"]}
     llm = LLM(
         asked["model"], dtype="float32", enforce_eager=True, max_num_seqs=asked["rows"],
         speculative_config=config and {**config, "num_speculative_tokens": asked["depth"]}, additional_config=extra,
@@ -73,7 +85,7 @@ def answers(asked: Mapping[str, Any]) -> None:
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     room = llm.model_config.max_model_len - asked["tokens"]
     runner = engine.model_executor.driver_worker.worker.model_runner
-    spent, begun, start = watched(runner), time.process_time(), time.perf_counter()
+    spent, begun = watched(runner), time.process_time()
     greedy, known = asked["temperature"] == 0, asked["known"]
     sampling = SamplingParams(
         temperature=asked["temperature"], max_tokens=asked["tokens"], logprobs=2 if known else None,
@@ -88,8 +100,14 @@ def answers(asked: Mapping[str, Any]) -> None:
         prompt = {"prompt_token_ids": list(ids)[-room:]}
         engine.add_request(str(number), prompt, sampling)
     written: dict[str, list[int]] = {}
-    while engine.has_unfinished_requests():
-        for out in engine.step():
+    tokens, decoding = 0, 0.0
+    while unfinished := engine.get_num_unfinished_requests():
+        started, outs = time.perf_counter(), engine.step()
+        # A step that read a prompt has a text's first token, or none of a text whose prompt is read in parts.
+        if len(outs) == min(unfinished, asked["rows"]) and all(out.request_id in written for out in outs):
+            decoding += time.perf_counter() - started
+            tokens += sum(len(out.outputs[0].token_ids) - written[out.request_id][-1] for out in outs)
+        for out in outs:
             answer = out.outputs[0]
             written.setdefault(out.request_id, []).append(len(answer.token_ids))
             if out.finished:
@@ -98,7 +116,7 @@ def answers(asked: Mapping[str, Any]) -> None:
                 record = {"number": int(out.request_id), "ids": list(answer.token_ids), "steps": steps, "known": known}
                 print("row", json.dumps(record), flush=True)
     share = spent["seconds"] / (time.process_time() - begun)
-    about = {"drafted": spent["tokens"], "share": share, "seconds": time.perf_counter() - start}
+    about = {"drafted": spent["tokens"], "share": share, "rate": tokens / decoding}
     print("run", json.dumps(about), flush=True)
 
 
@@ -150,7 +168,7 @@ def collect(args: Any) -> list[dict[str, Any]]:
     asked, rows = question_set("test", read_questions(args.questions), args.limit), list[dict[str, Any]]()
     for (name, folder), turn in product(args.model, range(args.rounds)):
         greedy: list[Any] = []
-        for method in METHODS:
+        for method in args.methods.split(","):
             # Log-probabilities take time: a round that is timed has none, one that is compared token by token has them.
             known = method == "none" and args.gaps
             answered, about = measure(folder, method, [q.turns[0] for q in asked], args, known)
@@ -160,7 +178,7 @@ def collect(args: Any) -> list[dict[str, Any]]:
                     "model": name, "round": turn, "method": method, "question": question.question_id,
                     "task": question.task, "tokens": len(row["ids"]) - 1, "steps": row["steps"],
                     "drafted": about["drafted"] / total, "drafting": about["share"],
-                    "seconds": "" if args.gaps else about["seconds"], "same": int(row["ids"] == first["ids"]),
+                    "tokens a second": "" if args.gaps else about["rate"], "same": int(row["ids"] == first["ids"]),
                     "gap": gap(first, row["ids"]) if args.gaps else "",
                 }
                 for question, row, first in zip(asked, answered, greedy, strict=True)
@@ -176,8 +194,7 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         methods = grouped(by_model, "method")
         best = columns(methods["latticebpd"], "tokens", "steps")
         for method, own in methods.items():
-            rounds = [columns(each, "tokens", "seconds") for each in grouped(own, "round").values()]
-            rates = [tokens.sum() / seconds[0] for tokens, seconds in rounds]
+            rates = [float(each[0]["tokens a second"] or "nan") for each in grouped(own, "round").values()]
             (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
             ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
@@ -201,6 +218,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8, help="texts at a time")
     parser.add_argument("--depth", type=int, default=8, help="num_speculative_tokens")
+    parser.add_argument("--methods", default=",".join(METHODS), help="of these, separated by commas; none comes first")
     parser.add_argument("--rounds", type=int, default=1, help="how often all methods run")
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampling; texts are then not compared")
     parser.add_argument("--gaps", action="store_true", help="log-probabilities where texts differ; not timed")

@@ -26,17 +26,17 @@ class DraftingBudget:
     1 % of decode time, those calls, and the last draft. With less, a few drafts without a likely token end drafting
     that pays off overall.
 
-    left: in calls without drafts, to which each draft's predicted savings are added.
+    calls: how many.  left: in calls without drafts, to which each draft's savings are added.
     """
 
-    SHARE, CALLS = 0.01, 8
+    SHARE, CALLS = 0.01, 8.0
 
-    def __init__(self) -> None:
-        self.left = float(self.CALLS)
+    def __init__(self, calls: float = CALLS) -> None:
+        self.left = self.calls = calls
 
     def allows(self) -> bool:
         """Whether to draft at this call."""
-        self.left = min(self.left + self.SHARE, self.CALLS)
+        self.left = min(self.left + self.SHARE, self.calls)
         return self.left > 0
 
 

@@ -7,11 +7,14 @@ vLLM verifies one draft a request, so it gets the best path of a tree: of heads,
 where a model has heads, of the latter two where it has none. The path ends where one more token no longer pays off.
 
 Nothing is kept of a request but indexes of texts, which are found by the texts themselves: vLLM moves requests between
-the rows of its batch, preempts and resumes them without a word.
+the rows of its batch, preempts and resumes them without a word. Of the batch it is known what drafting has saved: where
+that is less than it takes, drafting pauses.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +25,7 @@ import numpy as np
 from latticebpd.checks import expect
 from latticebpd.drafters import bundled
 from latticebpd.drafters.chain_drafter import ChainDrafter
-from latticebpd.drafters.cost_aware import CostAwareDrafter
+from latticebpd.drafters.cost_aware import CostAwareDrafter, DraftingBudget
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.family import LoadOptions
@@ -46,7 +49,8 @@ class Settings:
 
     path: a folder with heads or an n-gram model, or an n-gram model's file; by default the model's own folder.
     system: what drafts, by a name as ``latticebpd generate --system`` takes it; by default a calibrated tree.
-    token_cost: cost of verifying one more token, in passes that verify none; drafts end where they no longer pay off.
+    token_cost: cost of verifying one more token, in passes that verify none; drafts end where they no longer pay off,
+        and pause while those before have not; 0 drafts always, as much as may be.
     """
 
     path: str | None = None
@@ -78,6 +82,7 @@ class LatticeProposer:
         self.max_model_len = int(vllm_config.model_config.max_model_len)
         self.drafter: Drafter | None = None
         self.states: LastPass | None = None
+        self.savings = Savings(self.settings.token_cost)
 
     def load_model(self, target: Any) -> None:
         """Load what drafts for vLLM's model, which shares its output embeddings; ValueError where it does not fit."""
@@ -100,6 +105,9 @@ class LatticeProposer:
         num_tokens_no_spec, token_ids_cpu: ``[rows]`` and ``[rows, tokens]``, the texts so far, these tokens included.
         """
         assert self.drafter is not None, "load_model comes first"
+        begun = time.perf_counter()
+        if not self.savings.allow(sampled_token_ids, begun):
+            return [[] for _ in sampled_token_ids]
         hidden = layers = None
         if self.states is not None:
             hidden, layers = self.states.take(num_tokens_no_spec, sampled_token_ids)
@@ -116,7 +124,34 @@ class LatticeProposer:
         if states:
             for state, tree in zip(states, self.drafter.propose(states), strict=True):
                 drafts[state.row] = tree.tokens.tolist()
+            self.savings.spend(len(states), sum(map(len, drafts)), begun, time.perf_counter())
         return drafts
+
+
+class Savings:
+    """What drafts have saved, in passes: one for each accepted token of a row; less what they took, by the clock and in
+    the passes that verified them. Where a token costs nothing, drafting never pauses."""
+
+    CALLS = 2.0
+
+    def __init__(self, token_cost: float) -> None:
+        self.budget, self.token_cost = DraftingBudget(self.CALLS if token_cost else math.inf), token_cost
+        self._rows = self._drafted = 0
+        self._took = self._ended = 0.0
+
+    def allow(self, written: Sequence[Sequence[int]], now: float) -> bool:
+        """Whether to draft, after a pass that wrote these tokens of every row and ended at ``now``, in seconds."""
+        if self._rows:
+            accepted = sum(max(len(each) - 1, 0) for each in written)
+            passed = max(now - self._ended, 1e-9)
+            verified = self.token_cost * self._drafted
+            self.budget.left += (accepted - verified) / self._rows - self._took / passed
+            self._rows = 0
+        return self.budget.allows()
+
+    def spend(self, rows: int, drafted: int, begun: float, ended: float) -> None:
+        """So many tokens were drafted for so many rows, in this time in seconds."""
+        self._rows, self._drafted, self._took, self._ended = rows, drafted, ended - begun, ended
 
 
 def drafter_for(loaded: Loaded, settings: Settings) -> Drafter:

@@ -16,7 +16,7 @@ from latticebpd import BlockwiseLM, State, load
 from latticebpd.drafters import bundled
 from latticebpd.drafters.chain_drafter import ChainDrafter
 from latticebpd.drafters.heads.blockwise import new_heads
-from latticebpd.hosts.vllm import LatticeProposer
+from latticebpd.hosts.vllm import LatticeProposer, Savings
 from latticebpd.models.load_target import load_stock
 from tests.helpers.engine_models import stock
 from tests.helpers.tiny_families import VOCABULARY
@@ -200,3 +200,27 @@ def test_heads_of_other_kinds_are_refused(tmp_path: Path, context: SimpleNamespa
     letters().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected feed-forward or conditioned heads for vLLM, got others"):
         proposer_for(tmp_path, target_of(tmp_path), {})
+
+
+def test_drafting_pauses_where_it_saves_less_than_it_takes() -> None:
+    """A draft of two rows takes a tenth of a pass; accepted tokens save half a pass each."""
+
+    def drafts(accepted: int, passes: int = 200) -> int:
+        savings, now, drafted = Savings(token_cost=0.03), 0.0, 0
+        for _ in range(passes):
+            if savings.allow([[1] * (1 + accepted), [1]], now):
+                savings.spend(2, 4, now, now + 0.1)
+                drafted, now = drafted + 1, now + 0.1
+            now += 1.0
+        return drafted
+
+    assert drafts(accepted=1) == 200
+    assert 2 / 0.16 <= drafts(accepted=0) < 40
+
+
+def test_rows_that_write_nothing_save_nothing() -> None:
+    savings = Savings(token_cost=1e-9)
+    for _ in range(3):
+        assert savings.allow([[], [5]], 1.0)
+        savings.spend(2, 2, 0.5, 0.5)
+    assert savings.budget.left == pytest.approx(Savings.CALLS)
