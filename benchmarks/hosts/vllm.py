@@ -194,12 +194,12 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         methods = grouped(by_model, "method")
         best = columns(methods["latticebpd"], "tokens", "steps")
         for method, own in methods.items():
-            rates = [float(each[0]["tokens a second"] or "nan") for each in grouped(own, "round").values()]
+            rates = [float(each[0].get("tokens a second") or "nan") for each in grouped(own, "round").values()]
             (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
             ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
             lines.append([
-                model, method, f"{np.median(rates):.1f}", with_interval(*pooled(tokens, steps)),
+                model, method, f"{np.median(rates):.1f}".replace("nan", ""), with_interval(*pooled(tokens, steps)),
                 "" if ratio is None else with_interval(*ratio), f"{drafted:.2f}" if drafted else "",
                 "" if accepted is None else f"{accepted:.0%}", f"{sum(int(row['same']) for row in own)} of {len(own)}",
             ])  # fmt: skip

@@ -421,7 +421,9 @@ PAGES: dict[str, list[Table]] = {
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
-        lambda: [line for name in ("bundled", "smollm2") for line in vllm.lines_of(read_csv(HOSTS / f"{name}.csv"))]
+        lambda: vllm.lines_of(read_csv(HOSTS / "smollm2-one.csv")),
+        lambda: [line for name in ("smollm2", "bundled") for line in vllm.lines_of(read_csv(HOSTS / f"{name}.csv"))],
+        lambda: unnamed([line[1:3] for line in vllm.lines_of(read_csv(HOSTS / "smollm2-random.csv"))]),
     ],
     "benchmarks/serving/editor.md": [
         lambda: editor.lines_of(read_csv(SERVING / "editor-0.5b.csv")),
