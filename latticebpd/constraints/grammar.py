@@ -297,7 +297,7 @@ def _tokenizer(tokens: ModelTokens) -> Any:
     if (known := _TOKENIZERS.get(tokens)) is None:
         size = max(tokens.vocab_size, tokens.backend.get_vocab_size())
         try:
-            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or tokens.backend.to_str(), n_vocab=size)
+            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or _file_of(tokens), n_vocab=size)
         except ValueError as error:
             raise ValueError(
                 f"expected a tokenizer of bytes or SentencePiece with a grammar, got {_line(error)}"
@@ -308,7 +308,7 @@ def _tokenizer(tokens: ModelTokens) -> Any:
 
 class _Spelled:
     """A byte-level tokenizer as llguidance asks for it. Read from a file, it would take all tokens like ``<tool_call>``
-    for special ones, and never for text."""
+    for special ones, and the names of special ones in a text for these; and it would take twice the time."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -322,14 +322,21 @@ class _Spelled:
 
     @classmethod
     def of(cls, tokens: ModelTokens) -> _Spelled | None:
-        """None where the file does as well: without ordinary tokens of that form."""
+        """None for another tokenizer, or one without special tokens."""
         added = tokens.backend.get_added_tokens_decoder()
-        special = sorted(token for token, one in added.items() if one.special)
-        marked = any(one.content.startswith("<") for one in added.values() if not one.special)
-        return cls(tokens, special) if special and marked and "ByteLevel" in str(tokens.backend.decoder) else None
+        special = sorted(token for token, one in added.items() if one.special and token not in tokens.written)
+        return cls(tokens, special) if special and "ByteLevel" in str(tokens.backend.decoder) else None
 
     def __call__(self, text: str) -> list[int]:
         return self._tokens.encode(text)
+
+
+def _file_of(tokens: ModelTokens) -> str:
+    """A tokenizer as its file would be."""
+    file = json.loads(tokens.backend.to_str())
+    for each in file["added_tokens"]:
+        each["special"] &= each["id"] not in tokens.written
+    return json.dumps(file)
 
 
 def _end_of(tokens: ModelTokens) -> int:
