@@ -73,13 +73,12 @@ FORMATS = (
         head="", middle='", "parameters": ', separator=None, lead="<|python_tag|>",
     ),
     ToolFormat(
-        "Mistral, newer", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]",
+        "Mistral v11", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]",
         head="", middle="[ARGS]", end="", separator="[TOOL_CALLS]",
     ),
-    ToolFormat("Mistral", ("[TOOL_CALLS][",), "[TOOL_CALLS]", begin=("[", " ["), close="]"),
+    ToolFormat("Mistral v3", ("[TOOL_CALLS][",), "[TOOL_CALLS]", begin=("[", " ["), close="]"),
     ToolFormat("Phi-4-mini", ("<|tool|>",), "<|tool_call|>", begin=("[",), close="]<|/tool_call|>"),
     ToolFormat("Granite 3", ("<|tool_call|>",), "<|tool_call|>", begin=("[",), close="]"),
-    ToolFormat("functools", ("functools[",), "functools", begin=("[",), close="]"),
 )  # fmt: skip
 """In the order in which a template is looked at."""
 

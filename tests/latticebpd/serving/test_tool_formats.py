@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from latticebpd.serving.limits import Limits
 from latticebpd.serving.schema import ChatRequest, RequestError
 from latticebpd.serving.structured import constraint_of
 from latticebpd.serving.tools import FORMATS, AnswerReader, ToolFormat, format_of, message_of, turns_as_read
+from tests.helpers.markdown_tables import markdown_tables
 from tests.helpers.scripted import END, Scripted, tokenizer_of_bytes
 from tests.helpers.served import Served, serving
 
@@ -51,11 +55,11 @@ WRITTEN: dict[str, tuple[str, str, str]] = {
         'Respond in the format {"name": function name, "parameters": dictionary',
         '{"name": "get_weather", "parameters": %s}', "",
     ),
-    "Mistral, newer": (
+    "Mistral v11": (
         "'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "[TOOL_CALLS]get_weather[ARGS]%s",
         "[TOOL_CALLS]get_weather[ARGS]%s[TOOL_CALLS]clock[ARGS]%s",
     ),
-    "Mistral": (
+    "Mistral v3": (
         "'[TOOL_CALLS] [' + call", '[TOOL_CALLS] [{"name": "get_weather", "arguments": %s}]', f"[TOOL_CALLS]{LIST}",
     ),
     "Phi-4-mini": (
@@ -66,9 +70,6 @@ WRITTEN: dict[str, tuple[str, str, str]] = {
     "Granite 3": (
         "respond only with <|tool_call|> followed by", '<|tool_call|>[{"name": "get_weather", "arguments": %s}]',
         f"<|tool_call|>{LIST}",
-    ),
-    "functools": (
-        'as functools[{"name": [function', 'functools[{"name": "get_weather", "arguments": %s}]', f"functools{LIST}",
     ),
 }  # fmt: skip
 """By format: what a template says of it, one call and two calls as such models write them; "" where they write one."""
@@ -294,3 +295,13 @@ def test_a_template_that_reads_tools_from_the_system_prompt_gets_them_there() ->
             opening[0]["content"] if opening else "You are a helpful assistant with some tools."
         )
     assert turns_as_read(reads, form, MESSAGES, None) == MESSAGES
+
+
+def test_the_page_has_each_format() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "structured.md").read_text(encoding="utf-8")
+    _, *rows = next(markdown_tables(page.partition("## Tool formats")[2]))
+    calls = [html.unescape(re.sub("</?code>|`", "", row[-1])) for row in rows]
+    expected = [form.written([{"name": "f", "arguments": {}}]).replace("\n", "⏎") for form in FORMATS]
+    assert [(row[0], call) for row, call in zip(rows, calls, strict=True)] == [
+        (form.name, call) for form, call in zip(FORMATS, expected, strict=True)
+    ]
