@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, PerModel
 from latticebpd.constraints.token_automaton import ILLEGAL
 
 MAX_BYTES = 1_000_000
@@ -31,7 +30,7 @@ UNKNOWN = -1
 """In place of a state's only token: not asked for yet."""
 _ONE_WAY = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_WAY = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
-_TOKENIZERS: WeakKeyDictionary[ModelTokens, Any] = WeakKeyDictionary()
+_TOKENIZERS = PerModel()
 _LOCK = Lock()
 
 
@@ -44,9 +43,7 @@ class GrammarConstraint:
 
     kind: str
     grammar: str
-    _compiled: WeakKeyDictionary[ModelTokens, Any] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
+    _compiled: PerModel = field(default_factory=PerModel, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         matcher = _llguidance().LLMatcher
@@ -55,13 +52,6 @@ class GrammarConstraint:
             is_error, messages = matcher.validate_grammar_with_warnings(self.grammar, limits=_limits())
         if is_error or messages:  # a warning is of something that would be ignored
             raise ValueError(f"expected {self.kind} that can be compiled, got {_line(messages[0])}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is compiled."""
-        return {"kind": self.kind, "grammar": self.grammar}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _compiled=WeakKeyDictionary())
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> GrammarAutomaton:
         with _LOCK:

@@ -107,6 +107,13 @@ def special_in(backend: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
     return {token: one.content for token, one in added if one.special and any(one.content in text for text in texts)}
 
 
+class PerModel(WeakKeyDictionary[ModelTokens, Any]):
+    """What was made for each model's tokens, as long as these are kept; copies and pickles are without it."""
+
+    def __reduce__(self) -> tuple[type[PerModel], tuple[()]]:
+        return PerModel, ()
+
+
 _KNOWN: WeakKeyDictionary[Any, dict[int, ModelTokens]] = WeakKeyDictionary()
 _LOCK = Lock()
 

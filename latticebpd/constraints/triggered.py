@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from latticebpd.constraints.constraint import Constraint
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, PerModel
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton
 
+_LOCK = Lock()
 START = "\udcff"
 """In a trigger, the beginning of the text: a character that no text has."""
 
@@ -27,13 +27,10 @@ class Triggered:
 
     triggers: tuple[str, ...]
     constraint: Constraint
-    _beyond: WeakKeyDictionary[ModelTokens, dict[int, np.ndarray]] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _beyond: PerModel = field(default_factory=PerModel, init=False, repr=False)
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> TriggeredAutomaton:
-        with self._lock:
+        with _LOCK:
             beyond = self._beyond.setdefault(tokens, {})
         inner = self.constraint.automaton(tokens, eos_ids)
         triggers = [trigger.encode(errors="surrogateescape") for trigger in self.triggers]
