@@ -2,6 +2,7 @@
 
     python -m benchmarks.structured.tool_calls bfcl-*.jsonl --model qwen2.5-coder-0.5b -o results/bfcl-0.5b.csv
     python -m benchmarks.structured.tool_calls -o results/bfcl-0.5b.csv --table
+    python -m benchmarks.structured.tool_calls bfcl-*.jsonl --parts -o parts-0.5b.csv    # where the default's time goes
 
 Questions are the Berkeley Function Calling Leaderboard's, with the functions in the model's chat template and the call
 begun. The schema is that of a call of one of them. The systems answer question by question, in a random order, once the
@@ -35,6 +36,7 @@ from benchmarks.common import (
     write_json,
 )
 from benchmarks.qwen.speed import ratio
+from benchmarks.structured import parts
 from latticebpd import Drafter, Loaded, NoDrafter, TextCache, json_object, json_schema, load
 from latticebpd.models.chat_templates import render_chat
 
@@ -151,6 +153,26 @@ def measure(
     return resumed(kept, records, lambda record: str(record["id"]), answered, loaded.folder)
 
 
+def measure_parts(model: str, records: Sequence[Any], new_tokens: int, kept: Path) -> list[dict[str, Any]]:
+    """A row for each question, with the seconds of each of the default's parts, kept in a file as they are made."""
+    loaded = load(model)
+    drafts = loaded.drafter()
+    loaded.generate("{", drafts, max_new_tokens=8, constraint=json_object())  # the tokens' bytes are read
+
+    def answered(record: Any) -> list[dict[str, Any]]:
+        constraint, ids, cache = json_schema(schema_of(record["function"])), prompt(loaded, record), TextCache()
+        loaded.generate(ids, NoDrafter(), max_new_tokens=1, text_cache=cache, constraint=constraint)  # it is compiled
+        clock = parts.Clock()
+        timed = parts.TimedDrafter(drafts, clock), parts.TimedConstraint(constraint, clock)
+        with parts.measuring(clock):
+            out = loaded.generate(ids, timed[0], max_new_tokens=new_tokens, text_cache=cache, constraint=timed[1])
+        err.print(record["id"], style="dim")
+        calls = out.num_calls + sum(map(bool, out.prefilled))
+        return [{"question": record["id"], "tokens": out.num_tokens, "calls": calls, **clock.seconds}]
+
+    return resumed(kept, records, lambda record: str(record["id"]), answered, loaded.folder)
+
+
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A line for each system."""
     by_system, lines = grouped(rows, "system"), []
@@ -188,15 +210,21 @@ def note(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = call_options(__doc__)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
+    parser.add_argument("--parts", action="store_true", help="of the default alone: where its time goes")
     args = parser.parse_args()
     if not args.table:
         set_up(args.threads)
         records = drawn(args.questions, args.most, args.test)
         kept = args.output.with_suffix(".jsonl")
-        write_csv(args.output, measure(args.model, records, args.systems.split(","), args.new_tokens, kept))
+        if args.parts:
+            rows = measure_parts(args.model, records, args.new_tokens, kept)
+        else:
+            rows = measure(args.model, records, args.systems.split(","), args.new_tokens, kept)
+        write_csv(args.output, rows)
         note(args)
     calls = read_csv(args.output)
-    table(f"tool calls: {len({row['question'] for row in calls})} questions", HEAD, lines_of(calls))
+    head, lines = (parts.HEAD, parts.lines_of(calls)) if args.parts else (HEAD, lines_of(calls))
+    table(f"tool calls: {len({row['question'] for row in calls})} questions", head, lines)
 
 
 def drawn(paths: Sequence[Path], most: int | None, test: bool = False) -> list[Any]:

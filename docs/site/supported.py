@@ -18,6 +18,8 @@ from latticebpd.models.catalogue import ASSETS, CATALOGUE, EXTRAS
 from latticebpd.models.engine.engine_families import FAMILIES
 from latticebpd.models.engine.gguf_engine import ARCHITECTURES
 from latticebpd.models.gguf.gguf_file import BLOCKS
+from latticebpd.serving.schema import RequestError
+from latticebpd.serving.tools import format_of
 from tests.latticebpd.decoding import test_model_families as compared
 
 PAGE = Path(__file__).parents[1] / "supported.md"
@@ -42,8 +44,16 @@ def models() -> str:
         files = [file for file in EXTRAS if any((ASSETS / name / file).exists() for name in entry.assets)]
         template = (TEMPLATES / f"{TEMPLATE_OF.get(entry.name, entry.name + '-instruct')}.jinja").read_text("utf-8")
         has = [name in files for name in ("latticebpd/heads.safetensors", "lm.fst", "lm.fst.calibration.json")]
-        rows.append([f"`{entry.name}`", f"{entry.megabytes} MB", *map(yes_no, [*has, "<tool_call>" in template])])
+        rows.append([f"`{entry.name}`", f"{entry.megabytes} MB", *map(yes_no, has), tool_format(template)])
     return table(["model", "download", "heads", "n-gram model", "calibration", "tools"], rows)
+
+
+def tool_format(template: str) -> str:
+    """In which a model with this chat template calls tools."""
+    try:
+        return format_of(template).name
+    except RequestError:
+        return NO
 
 
 def engine() -> str:

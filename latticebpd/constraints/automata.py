@@ -17,20 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fst import _core
 from fst.openfst import is_openfst, records_of, refuse_transducer
 from latticebpd.checks import expect
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, PerModel
 
 MOST_MASKS = 256
 """States of which the legal tokens are kept: one of Qwen2.5's takes 152 kB, and a millisecond to make."""
 MOST_STATES = 1 << 16
 """From which on the next text gets an automaton of its own."""
-_TRIES: WeakKeyDictionary[ModelTokens, Any] = WeakKeyDictionary()
+_TRIES = PerModel()
 _LOCK = Lock()
 
 
@@ -53,25 +52,17 @@ class FstConstraint:
 
     acceptor: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
     over_tokens: bool
-    _compiled: WeakKeyDictionary[ModelTokens, dict[tuple[int, ...], _Compiled]] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
+    _compiled: PerModel = field(default_factory=PerModel, init=False, repr=False, compare=False)
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> FstAutomaton:
         """Over a model's tokens; ValueError where they spell none of the texts."""
         with _LOCK:
-            known, ends = self._compiled.setdefault(tokens, {}), tuple(sorted(set(eos_ids)))
+            known: dict[tuple[int, ...], _Compiled] = self._compiled.setdefault(tokens, {})
+            ends = tuple(sorted(set(eos_ids)))
             if ends not in known or known[ends].states.num_states > MOST_STATES:
                 trie = None if self.over_tokens else _trie_of(tokens)
                 known[ends] = _Compiled(_core.AcceptorOverTokens(*self.acceptor, trie, tokens.vocab_size, list(ends)))
             return FstAutomaton(known[ends], None if self.over_tokens else tokens)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is compiled."""
-        return {"acceptor": self.acceptor, "over_tokens": self.over_tokens}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _compiled=WeakKeyDictionary())
 
 
 def fst_constraint(automaton: Any, over_tokens: bool = False) -> FstConstraint:

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from latticebpd.checks import expect, extra_module
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, PerModel
 from latticebpd.constraints.token_automaton import ILLEGAL
 
 MAX_BYTES = 1_000_000
@@ -31,7 +30,7 @@ UNKNOWN = -1
 """In place of a state's only token: not asked for yet."""
 _ONE_WAY = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_WAY = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
-_TOKENIZERS: WeakKeyDictionary[ModelTokens, Any] = WeakKeyDictionary()
+_TOKENIZERS = PerModel()
 _LOCK = Lock()
 
 
@@ -44,9 +43,7 @@ class GrammarConstraint:
 
     kind: str
     grammar: str
-    _compiled: WeakKeyDictionary[ModelTokens, Any] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
+    _compiled: PerModel = field(default_factory=PerModel, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         matcher = _llguidance().LLMatcher
@@ -55,13 +52,6 @@ class GrammarConstraint:
             is_error, messages = matcher.validate_grammar_with_warnings(self.grammar, limits=_limits())
         if is_error or messages:  # a warning is of something that would be ignored
             raise ValueError(f"expected {self.kind} that can be compiled, got {_line(messages[0])}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is compiled."""
-        return {"kind": self.kind, "grammar": self.grammar}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _compiled=WeakKeyDictionary())
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> GrammarAutomaton:
         with _LOCK:
@@ -297,7 +287,7 @@ def _tokenizer(tokens: ModelTokens) -> Any:
     if (known := _TOKENIZERS.get(tokens)) is None:
         size = max(tokens.vocab_size, tokens.backend.get_vocab_size())
         try:
-            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or tokens.backend.to_str(), n_vocab=size)
+            known = _llguidance().LLTokenizer(_Spelled.of(tokens) or _file_of(tokens), n_vocab=size)
         except ValueError as error:
             raise ValueError(
                 f"expected a tokenizer of bytes or SentencePiece with a grammar, got {_line(error)}"
@@ -308,7 +298,7 @@ def _tokenizer(tokens: ModelTokens) -> Any:
 
 class _Spelled:
     """A byte-level tokenizer as llguidance asks for it. Read from a file, it would take all tokens like ``<tool_call>``
-    for special ones, and never for text."""
+    for special ones, and the names of special ones in a text for these; and it would take twice the time."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -322,14 +312,21 @@ class _Spelled:
 
     @classmethod
     def of(cls, tokens: ModelTokens) -> _Spelled | None:
-        """None where the file does as well: without ordinary tokens of that form."""
+        """None for another tokenizer, or one without special tokens."""
         added = tokens.backend.get_added_tokens_decoder()
-        special = sorted(token for token, one in added.items() if one.special)
-        marked = any(one.content.startswith("<") for one in added.values() if not one.special)
-        return cls(tokens, special) if special and marked and "ByteLevel" in str(tokens.backend.decoder) else None
+        special = sorted(token for token, one in added.items() if one.special and token not in tokens.written)
+        return cls(tokens, special) if special and "ByteLevel" in str(tokens.backend.decoder) else None
 
     def __call__(self, text: str) -> list[int]:
         return self._tokens.encode(text)
+
+
+def _file_of(tokens: ModelTokens) -> str:
+    """A tokenizer as its file would be."""
+    file = json.loads(tokens.backend.to_str())
+    for each in file["added_tokens"]:
+        each["special"] &= each["id"] not in tokens.written
+    return json.dumps(file)
 
 
 def _end_of(tokens: ModelTokens) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +22,20 @@ class ModelTokens:
 
     backend: the tokenizer, of the ``tokenizers`` library.
     vocab_size: of the model, which may have more tokens than the tokenizer.
+    written: special tokens that are text here, see `writing`.
     """
 
     backend: Tokenizer = field(repr=False)
     vocab_size: int
+    written: frozenset[int] = frozenset()
+    _writing: dict[frozenset[int], ModelTokens] = field(default_factory=dict, init=False, repr=False)
+
+    def writing(self, texts: Sequence[str]) -> ModelTokens:
+        """The same tokens, where those special ones that occur in some texts are text like others."""
+        written = frozenset(special_in(self.backend, texts))
+        if written == self.written:
+            return self
+        return self._writing.setdefault(written, ModelTokens(self.backend, self.vocab_size, written))
 
     @cached_property
     def spelled(self) -> list[bytes | None]:
@@ -46,7 +57,7 @@ class ModelTokens:
             if token < self.vocab_size and token not in added:
                 spelled[token] = spell(text)
         for token, one in added.items():
-            if token < self.vocab_size and not one.special:
+            if token < self.vocab_size and (not one.special or token in self.written):
                 spelled[token] = one.content.encode()
         return spelled
 
@@ -55,8 +66,23 @@ class ModelTokens:
         return b"".join([self.spelled[token] or b"" for token in tokens])
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text as the tokenizer writes it, without special ones around it."""
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        """The tokens of a text as the tokenizer writes it, none of them special: their names are text like others."""
+        ids = list(self.backend.encode(text, add_special_tokens=False).ids)
+        if self._names.keys().isdisjoint(ids):
+            return ids
+        names = "|".join(map(re.escape, self._names.values()))
+        parts = re.sub(names, lambda name: name[0][0] + _CUT + name[0][1:], text).split(_CUT)
+        return [token for part in parts for token in self.encode(part)] if len(parts) > 1 else ids
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """Special tokens, of more than one character, that are no text."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return {
+            token: one.content
+            for token, one in added
+            if one.special and token not in self.written and len(one.content) > 1
+        }
 
     def encode_after(self, before: bytes, text: bytes) -> list[int]:
         """The tokens of bytes as the tokenizer writes them after others or, where those end within a token, alone; none
@@ -69,6 +95,23 @@ class ModelTokens:
             if ids and length == len(context) and text.startswith(self.bytes_of(ids)):
                 return ids
         return []
+
+
+_CUT = "\udcff"
+"""A character that no text has."""
+
+
+def special_in(backend: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
+    """The special tokens that occur in some texts, and how these write them."""
+    added = backend.get_added_tokens_decoder().items()
+    return {token: one.content for token, one in added if one.special and any(one.content in text for text in texts)}
+
+
+class PerModel(WeakKeyDictionary[ModelTokens, Any]):
+    """What was made for each model's tokens, as long as these are kept; copies and pickles are without it."""
+
+    def __reduce__(self) -> tuple[type[PerModel], tuple[()]]:
+        return PerModel, ()
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[int, ModelTokens]] = WeakKeyDictionary()

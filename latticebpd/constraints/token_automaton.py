@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +42,14 @@ class TokenAutomaton(Protocol):
 
     def release(self, state: int) -> None:
         """States that ``state`` cannot reach are asked for no more."""
+
+
+def legal_path(automaton: TokenAutomaton, state: int, tokens: Sequence[int]) -> tuple[list[int], int]:
+    """Tokens from a state on, as far as they are legal, and the state after them; ILLEGAL if one of them is not."""
+    for number, token in enumerate(tokens):
+        if (state := after(automaton, state, token)) == ILLEGAL:
+            return [*tokens[:number]], ILLEGAL
+    return [*tokens], state
 
 
 def after(automaton: TokenAutomaton, state: int, token: int) -> int:

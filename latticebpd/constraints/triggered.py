@@ -1,7 +1,7 @@
 """Free text up to a trigger, such as the one that begins a tool call; a constraint from there on.
 
-The free states are those of a string matcher: how many of the trigger's bytes the text ends with. A token that
-completes the trigger must end with it, so that the constraint begins with the next token.
+The free states are those of a string matcher (Aho and Corasick 1975): how much of a trigger the text ends with. A
+token that completes a trigger must end with it, so that the constraint begins with the next token.
 """
 
 from __future__ import annotations
@@ -9,59 +9,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from latticebpd.constraints.constraint import Constraint
-from latticebpd.constraints.model_tokens import ModelTokens
+from latticebpd.constraints.model_tokens import ModelTokens, PerModel
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton
+
+_LOCK = Lock()
+START = "\udcff"
+"""In a trigger, the beginning of the text: a character that no text has."""
 
 
 @dataclass(frozen=True, eq=False)
 class Triggered:
-    """Any text without the trigger, or one up to the first trigger and then a text of ``constraint``."""
+    """Any text without a trigger, or one up to the first trigger and then a text of ``constraint``."""
 
-    trigger: str
+    triggers: tuple[str, ...]
     constraint: Constraint
-    _beyond: WeakKeyDictionary[ModelTokens, dict[int, np.ndarray]] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False
-    )
-    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _beyond: PerModel = field(default_factory=PerModel, init=False, repr=False)
 
     def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> TriggeredAutomaton:
-        with self._lock:
+        with _LOCK:
             beyond = self._beyond.setdefault(tokens, {})
         inner = self.constraint.automaton(tokens, eos_ids)
-        return TriggeredAutomaton(self.trigger.encode(), inner, tokens, eos_ids, beyond)
+        triggers = [trigger.encode(errors="surrogateescape") for trigger in self.triggers]
+        return TriggeredAutomaton(triggers, inner, tokens, eos_ids, beyond)
 
 
 class TriggeredAutomaton:
-    """See `TokenAutomaton`. With a trigger of ``n`` bytes, state ``i < n`` is free text that ends with the first ``i``
-    of them, state ``n`` is the end of free text, and ``n + 1 + s`` is the constraint's state ``s``.
+    """See `TokenAutomaton`. State ``i < n`` is free text that ends with the ``i``-th of the triggers' ``n`` beginnings,
+    and with no longer one; state ``n`` is the end of free text, and ``n + 1 + s`` is the constraint's state ``s``.
 
-    beyond: by state, the tokens that go beyond the trigger's end, as far as known; shared by texts.
+    beyond: by state, the tokens that go beyond a trigger's end, as far as known; shared by texts.
     """
-
-    start = 0
 
     def __init__(
         self,
-        trigger: bytes,
+        triggers: Sequence[bytes],
         inner: TokenAutomaton,
         tokens: ModelTokens,
         eos_ids: Sequence[int],
         beyond: dict[int, np.ndarray],
     ) -> None:
-        self.trigger, self.inner, self.tokens, self.vocab_size = trigger, inner, tokens, tokens.vocab_size
+        self.triggers, self.inner, self.tokens, self.vocab_size = triggers, inner, tokens, tokens.vocab_size
         self.weighted, self.eos_ids = inner.weighted, frozenset(eos_ids)
-        self._first, self._beyond = len(trigger) + 1, beyond
+        self._begun = sorted({trigger[:length] for trigger in triggers for length in range(len(trigger))}, key=len)
+        self._states = {begun: state for state, begun in enumerate(self._begun)}
+        self.start = self._states.get(START.encode(errors="surrogateescape"), 0)
+        self._first, self._beyond = len(self._begun) + 1, beyond
 
     def legal(self, state: int) -> np.ndarray:
         if state >= self._first:
             return self.inner.legal(state - self._first)
-        legal = np.full(self.vocab_size, state < len(self.trigger))
-        if state < len(self.trigger):
+        legal = np.full(self.vocab_size, state < len(self._begun))
+        if state < len(self._begun):
             legal[self._going_beyond(state)] = False
         return legal
 
@@ -85,23 +87,26 @@ class TriggeredAutomaton:
 
     def _after(self, state: int, token: int) -> int:
         """After free text."""
-        if state == len(self.trigger) or not 0 <= token < self.vocab_size:
+        if state == len(self._begun) or not 0 <= token < self.vocab_size:
             return ILLEGAL
         if token in self.eos_ids:
-            return len(self.trigger)
-        spelled = self.tokens.spelled[token] or b""  # special tokens are no part of the text
-        seen = self.trigger[:state] + spelled
-        if (at := seen.find(self.trigger)) >= 0:
-            return self._first + self.inner.start if at + len(self.trigger) == len(seen) else ILLEGAL
-        return next(n for n in range(min(len(self.trigger) - 1, len(seen)), -1, -1) if seen.endswith(self.trigger[:n]))
+            return len(self._begun)
+        seen = self._begun[state] + (self.tokens.spelled[token] or b"")  # special tokens are no part of the text
+        ends = [at + len(trigger) for trigger in self.triggers if (at := seen.find(trigger)) >= 0]
+        if ends:
+            return self._first + self.inner.start if min(ends) == len(seen) else ILLEGAL
+        most = min(len(self._begun[-1]), len(seen))
+        ends_with = (seen[len(seen) - length :] for length in range(most, -1, -1))
+        return next(self._states[begun] for begun in ends_with if begun in self._states)
 
     def _going_beyond(self, state: int) -> np.ndarray:
-        """The tokens that complete the trigger and do not end there."""
+        """The tokens that complete a trigger and do not end there."""
         if (known := self._beyond.get(state)) is None:
-            before = self.trigger[:state]
+            before = self._begun[state]
             ids = [
                 token for token, spelled in enumerate(self.tokens.spelled)
-                if spelled and self.trigger in before + spelled and self._after(state, token) == ILLEGAL
+                if spelled and any(trigger in before + spelled for trigger in self.triggers)
+                and self._after(state, token) == ILLEGAL
             ]  # fmt: skip
             known = self._beyond[state] = np.array(ids, np.int64)
         return known

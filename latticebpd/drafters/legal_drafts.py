@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
+from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, legal_path
 from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
 
 LIKELY = math.log(0.5)
@@ -24,13 +24,12 @@ def with_forced(tree: DraftTree, automaton: TokenAutomaton, state: int) -> Draft
 
     Nothing follows a path that is less likely than not: then the forced tokens are probably read for nothing.
     """
-    tree = _with_chain(tree, ROOT, _legal_chain(automaton, state))
+    tree = _with_chain(tree, ROOT, legal_path(automaton, state, automaton.forced(state).tolist())[0])
     leaf = _likeliest_leaf(tree)
     if leaf == ROOT or (tree.log_probs is not None and tree.log_probs[leaf] < LIKELY):
         return tree
-    for token in tree.tokens[tree.path(leaf)].tolist():
-        state = after(automaton, state, token)
-    return _with_chain(tree, leaf, _legal_chain(automaton, state))
+    _, state = legal_path(automaton, state, tree.tokens[tree.path(leaf)].tolist())
+    return _with_chain(tree, leaf, legal_path(automaton, state, automaton.forced(state).tolist())[0])
 
 
 def _with_chain(tree: DraftTree, node: int, chain: Sequence[int]) -> DraftTree:
@@ -58,16 +57,6 @@ def tree_states(tree: DraftTree, automaton: TokenAutomaton, state: int) -> np.nd
         if states[parent] != ILLEGAL:
             states[nodes] = automaton.successors(int(states[parent]), tree.tokens[nodes])
     return states[:-1]
-
-
-def _legal_chain(automaton: TokenAutomaton, state: int) -> list[int]:
-    """The forced tokens, as far as they are legal."""
-    chain: list[int] = []
-    for token in automaton.forced(state).tolist():
-        if (state := after(automaton, state, token)) == ILLEGAL:
-            break
-        chain.append(token)
-    return chain
 
 
 def _likeliest_leaf(tree: DraftTree) -> int:

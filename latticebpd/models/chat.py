@@ -92,7 +92,7 @@ class ChatTemplate(PlainText):
 
     def _written(self, messages: list[dict[str, Any]], **settings: Any) -> str:
         variables = {**self.tokenizer.special_tokens_map, **settings}
-        return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
+        return render_chat(self.tokenizer.get_chat_template(tools=settings.get("tools")), messages, **variables)
 
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:

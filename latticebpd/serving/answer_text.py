@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,18 @@ class AnswerText(StoppingCriteria):
     text: characters so far, up to the first stop string.
     stopped: whether the text has ended.  stop: the stop string at which it did.
     offsets: of each token, the characters before it.
+    shown: special tokens that are characters here, such as those that begin tool calls.
     """
 
     accepts_numpy = True
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stops = tokenizer, tuple(stops)
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), shown: Mapping[int, str] | None = None) -> None:
+        self.tokenizer, self.stops, self.shown = tokenizer, tuple(stops), shown or {}
         self.text, self.stopped, self.stop = "", False, ""
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
         self.offsets: list[int] = []
+        self._begin = 0, 0  # of what the stream reads: the tokens and the characters before it
         self._sent = 0  # characters that `take` has returned
 
     @property
@@ -46,6 +48,10 @@ class AnswerText(StoppingCriteria):
         for token in tokens:
             self._tokens.append(token)
             self.offsets.append(len(self.text))
+            if token in self.shown:
+                self._append(self._rest() + self.shown[token])
+                self._stream, self._begin = DecodeStream(skip_special_tokens=True), (len(self._tokens), len(self.text))
+                continue
             self._append(self._stream.step(self.tokenizer.backend_tokenizer, token) or "")
 
     def add_up_to(self, tokens: Sequence[int]) -> None:
@@ -62,11 +68,16 @@ class AnswerText(StoppingCriteria):
     def take_rest(self) -> str:
         """All characters that are left; bytes that are no character are replaced, as in the decoded text."""
         if not self.stopped:
-            decoded = str(self.tokenizer.decode(self._tokens, skip_special_tokens=True))
-            if decoded.startswith(self.text):
-                self._append(decoded[len(self.text) :])
+            self._append(self._rest())
         new, self._sent = self.text[self._sent :], len(self.text)
         return new
+
+    def _rest(self) -> str:
+        """Characters that the stream holds back, as bytes of them may follow."""
+        tokens, characters = self._begin
+        decoded = str(self.tokenizer.decode(self._tokens[tokens:], skip_special_tokens=True))
+        known = self.text[characters:]
+        return decoded[len(known) :] if decoded.startswith(known) else ""
 
     def _append(self, characters: str) -> None:
         if self.stopped or not characters:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from latticebpd._version import __version__
 from latticebpd.checks import expect
 from latticebpd.constraints.constraint import Constraint
+from latticebpd.constraints.model_tokens import special_in
 from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.loop import EXACT, RowBatch
@@ -45,7 +46,7 @@ from latticebpd.serving.responses import ResponsesRequest, ResponsesResponse
 from latticebpd.serving.scheduler import Job, Progress, Scheduler, Sender
 from latticebpd.serving.schema import GenerationRequest, RequestError
 from latticebpd.serving.structured import constraint_of
-from latticebpd.serving.tools import ToolFormat, format_of
+from latticebpd.serving.tools import ToolFormat, format_of, turns_as_read
 
 log = logging.getLogger("uvicorn.error")
 
@@ -223,7 +224,11 @@ class Service:
         shown = None if asked.tool_choice == "none" or not asked.tools else [tool.offer for tool in asked.tools]
         form = None
         if shown or asked.has_calls:
-            form = format_of(self.loaded.tokenizer.get_chat_template())
+            template = self.loaded.tokenizer.get_chat_template(tools=shown)
+            form = format_of(template)
+            prompts: Any = self.loaded.prompts
+            opening = [] if turns[0]["role"] == "system" else prompts.opening
+            turns = turns_as_read(template, form, [*opening, *turns], shown)
         ids = partial(self._chat_ids, turns, shown)
         most = asked.most(self.limits.max_tokens)
         return await self._submit(asked, ids, most, self.loaded.prompts.eos_ids, form if shown else None)
@@ -293,10 +298,11 @@ class Service:
 
         def prepare() -> list[Job]:
             constraint, prompt = constraint_of(asked, form), encode()
+            shown = special_in(self.loaded.tokenizer.backend_tokenizer, form.texts) if form else {}
             if asked.log_probs is not None:
                 self.formats.prepare()
             return [
-                self._job(asked, prompt, most, eos_ids, partial(send, index), arrived, constraint, index)
+                self._job(asked, prompt, most, eos_ids, partial(send, index), arrived, constraint, index, shown)
                 for index in range(answers)
             ]
 
@@ -320,8 +326,10 @@ class Service:
         arrived: float,
         constraint: Constraint | None = None,
         index: int = 0,
+        shown: Mapping[int, str] | None = None,
     ) -> Job:
-        """One of a request's answers, ready to be queued; ValueError for an unusable prompt."""
+        """One of a request's answers, ready to be queued; ValueError for an unusable prompt.  shown: special tokens
+        that its text has."""
         room = self.limits.context - len(prompt)
         expect(room >= 1, f"a prompt of fewer than {self.limits.context} tokens", len(prompt), "cut it")
         own = processors_of(asked, len(prompt), self.loaded.target.vocab_size, self.repetition_penalty)
@@ -329,7 +337,7 @@ class Service:
         answer = (
             InfillText(self.loaded.tokenizer, stops, asked)
             if isinstance(asked, InfillRequest)
-            else AnswerText(self.loaded.tokenizer, stops)
+            else AnswerText(self.loaded.tokenizer, stops, shown)
         )
         answer.stopped = not most  # only the prompt is read
         session = Session.begin(

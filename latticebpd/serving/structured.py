@@ -77,15 +77,27 @@ _compiled = lru_cache(KEPT)(tried)
 
 
 @lru_cache(KEPT)
-def _triggered(trigger: str, text: str) -> Constraint:
-    return Triggered(trigger, tried("lark", text))
+def _triggered(triggers: tuple[str, ...], text: str) -> Constraint:
+    return Triggered(triggers, tried("lark", text))
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A constraint on texts with special tokens: those that occur in ``texts``."""
+
+    constraint: Constraint
+    texts: tuple[str, ...]
+
+    def automaton(self, tokens: ModelTokens, eos_ids: Sequence[int]) -> TokenAutomaton:
+        return self.constraint.automaton(tokens.writing(self.texts), eos_ids)
 
 
 def _calls(asked: ChatRequest, form: ToolFormat) -> Constraint:
     several = asked.parallel_tool_calls is not False
     try:
         text = tools.calls_grammar(asked.offered, form, several, triggered=not asked.must_call)
-        return _compiled("lark", text) if asked.must_call else _triggered(form.trigger, text)
+        calls = _compiled("lark", text) if asked.must_call else _triggered(form.triggers, text)
+        return _Writing(calls, form.texts)
     except ValueError:
         for index, tool in enumerate(asked.tools or ()):
             if tool in asked.offered:  # which of them it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.common import MADE_BY, resumed
+from benchmarks.structured import free_text, parts
 from benchmarks.structured.forced import replayed
 from benchmarks.structured.peers import LLAMA, XGRAMMAR
 from benchmarks.structured.peers import lines_of as peer_lines
 from benchmarks.structured.schemas import instance_lines, is_valid, judged, text_lines, written
-from benchmarks.structured.tool_calls import is_right, schema_of
+from benchmarks.structured.tool_calls import is_right, measure_parts, schema_of
 from latticebpd import TextCache, json_schema, load
 from latticebpd.constraints.model_tokens import model_tokens
 
@@ -128,3 +130,50 @@ def test_other_programs_have_a_line_each() -> None:
         for program in (LLAMA, XGRAMMAR) for right in "10"
     ]  # fmt: skip
     assert peer_lines(rows) == [[program, "2", "5.0", "10.0", "50 %"] for program in (LLAMA, XGRAMMAR)]
+
+
+def test_the_clock_of_a_part_stops_while_another_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    clock = parts.Clock()
+    with clock.part(parts.REST), clock.part(parts.DRAFTING):
+        clock.timed(parts.MASKS, lambda: None)()
+        with pytest.raises(ZeroDivisionError):
+            clock.timed(parts.MASKS, lambda: 1 / 0)()
+    assert clock.seconds == {parts.PASSES: 0, parts.MASKS: 2, parts.DRAFTING: 3, parts.REST: 2}
+
+
+CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
+RECORDS = [
+    {"id": str(i), "question": [[{"role": "user", "content": f"The city {i}"}]], "function": [FUNCTION]}
+    for i in range(2)
+]
+
+
+@pytest.fixture
+def model_that_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of each model that is loaded."""
+    loaded = load()
+    loaded.tokenizer.chat_template = CHAT
+    for module in ("tool_calls", "free_text"):
+        monkeypatch.setattr(f"benchmarks.structured.{module}.load", lambda name: loaded)
+
+
+def test_the_parts_of_a_question_add_up_to_its_time(model_that_chats: None, tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    rows = measure_parts("any", RECORDS, 12, tmp_path / "rows.jsonl")
+    taken = time.perf_counter() - begun
+    names = (parts.PASSES, parts.DRAFTING, parts.MASKS, parts.REST)
+    assert all(row[name] > 0 for row in rows for name in names)
+    assert sum(row[name] for row in rows for name in names) < taken
+    lines = parts.lines_of(rows)
+    assert [line[0] for line in lines] == [*names, "drafting and masks"]
+    assert sum(float(line[2].split()[0]) for line in lines[:4]) == pytest.approx(100, abs=0.3)
+
+
+def test_free_text_is_the_same_under_constraints_that_allow_any(model_that_chats: None, tmp_path: Path) -> None:
+    rows = free_text.measure("any", RECORDS, 12, tmp_path / "rows.jsonl")
+    assert [row["system"] for row in rows if row["question"] == "1"] != list(free_text.SYSTEMS)  # in another order
+    lines = free_text.lines_of(rows)
+    assert [(line[0], line[-1]) for line in lines] == [(system, "2/2") for system in free_text.SYSTEMS]
+    assert lines[1][2] == "1.00 (1.00 to 1.00)"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from latticebpd.constraints.model_tokens import ModelTokens
-from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after
+from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton, after, legal_path
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import ROOT, DraftTree, Edge
 
@@ -70,7 +70,7 @@ class SpelledCopies(Drafter):
 
     def _path(self, before: bytes, copy: bytes, ends: bool, automaton: TokenAutomaton, state: int) -> list[int]:
         """The tokens of a copy, as far as they are legal; where the value ends, with what must follow."""
-        path, reached = _legal(self.tokens.encode_after(before, copy) if copy else [], automaton, state)
+        path, reached = legal_path(automaton, state, self.tokens.encode_after(before, copy) if copy else [])
         if not ends or reached == ILLEGAL:
             return [] if ends else path
         forced: list[int] = []
@@ -84,7 +84,7 @@ class SpelledCopies(Drafter):
                 break
         end = [token for token in forced if self.tokens.spelled[token] is None]
         spelled = self.tokens.encode_after(before, copy + self.tokens.bytes_of(forced))
-        return _legal([*spelled, *end], automaton, state)[0]
+        return legal_path(automaton, state, [*spelled, *end])[0]
 
 
 def copies(text: bytes, new: int) -> Iterator[tuple[bytes, float, bool]]:
@@ -125,11 +125,3 @@ def _chances(word: bytes, following: re.Match[bytes] | None) -> tuple[float, flo
     if between == b"-" or (between == b" " and other[:1].isupper()):
         return NAME
     return WORD if between == b" " and not word.isdigit() else OTHER
-
-
-def _legal(path: list[int], automaton: TokenAutomaton, state: int) -> tuple[list[int], int]:
-    """A path as far as it is legal, and the state after all of it."""
-    for number, token in enumerate(path):
-        if (state := after(automaton, state, token)) == ILLEGAL:
-            return path[:number], ILLEGAL
-    return path, state

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from latticebpd import choice, json_object, json_schema, lark, load, regex
 from latticebpd.constraints.constraint import Constraint
@@ -305,3 +305,55 @@ def test_ordinary_tokens_in_angle_brackets_are_text_and_special_ones_are_not() -
     assert np.flatnonzero(anything.legal(0)).tolist() == [0, 1, 2, 3, 4, call]
     state = after(anything, 0, call)
     assert np.flatnonzero(anything.legal(state)).tolist() == [0, 1, 2, 3, 4, call]
+
+
+def legal_tokens(constraint: GrammarConstraint, of: ModelTokens, end: int, path: list[int]) -> list[list[int]]:
+    """What may stand in the place of each token of a path, and after it."""
+    automaton = constraint.automaton(of, [end])
+    state, legal = automaton.start, list[list[int]]()
+    for token in [*path, end]:
+        legal.append(np.flatnonzero(automaton.legal(state)).tolist())
+        assert token in legal[-1]
+        state = after(automaton, state, token)
+    return legal
+
+
+def test_the_name_of_a_special_token_is_text_like_other() -> None:
+    text = "a <|endoftext|> of <|endoftext|>"
+    path = tokens().encode(text)
+    assert EOS not in path
+    assert tokens().bytes_of(path).decode() == text
+    for legal in legal_tokens(choice([text]), tokens(), EOS, path)[:-1]:
+        assert EOS not in legal
+
+
+def bytes_and_marker(sentence_piece: bool) -> tuple[Tokenizer, int, int]:
+    """A tokenizer of bytes; the ids of its end of text and of ``[CALL]``, special tokens."""
+    if sentence_piece:
+        vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "▁": 257}
+        backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        backend = Tokenizer(models.BPE({letter: token for token, letter in enumerate(alphabet)}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>", "[CALL]"])
+    return backend, backend.token_to_id("<end>"), backend.token_to_id("[CALL]")
+
+
+@pytest.mark.parametrize("sentence_piece", [False, True])
+@pytest.mark.parametrize("grammar", ['start: "[CALL]f"', 'start: /x?/ "[CALL]" /[a-z]{1,3}/'])
+def test_a_special_token_is_text_where_it_is_asked_for(grammar: str, sentence_piece: bool) -> None:
+    backend, end, call = bytes_and_marker(sentence_piece)
+    of = ModelTokens(backend, backend.get_vocab_size())
+    assert of.writing(["CALL", "x"]) is of
+    writing = of.writing(["x[CALL] "])
+    assert writing is of.writing(["[CALL]"])
+    assert (of.spelled[call], writing.spelled[call]) == (None, b"[CALL]")
+    assert call in legal_tokens(lark(grammar), writing, end, writing.encode("[CALL]f"))[0]
+    assert writing.encode("[CALL]f")[0] == call
+    if not sentence_piece:  # whose text llguidance tokenizes by itself
+        for legal in legal_tokens(lark(grammar), of, end, of.encode("[CALL]f")):
+            assert call not in legal

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latticebpd.constraints.token_automaton import ILLEGAL, after
-from latticebpd.constraints.triggered import Triggered
+from latticebpd.constraints.triggered import START, Triggered
 
 EOS = 0
 SPELLED = [None, b"a", b"b", b"ab", b"ba", b"aab", b"bab", b"abab", b"babx", b"xaba", b"x", b"aba", None]
@@ -50,9 +50,9 @@ class Counted:
         pass
 
 
-def is_legal(path: list[int], trigger: bytes) -> bool:
+def is_legal(path: list[int], triggers: list[bytes]) -> bool:
     """By the definition: token after token, free until the bytes so far end with the first trigger."""
-    text, begun, count, ended = b"", False, 0, False
+    text, begun, count, ended = b"^", False, 0, False
     for token in path:
         if ended:
             return False
@@ -63,18 +63,23 @@ def is_legal(path: list[int], trigger: bytes) -> bool:
                 return False
         elif not ended:
             text += SPELLED[token] or b""
-            begun = text.endswith(trigger)
-            if text.find(trigger) not in (-1, len(text) - len(trigger)):
+            begun = text.endswith(tuple(triggers))
+            if any(text.find(trigger) not in (-1, len(text) - len(trigger)) for trigger in triggers):
                 return False
     return True
 
 
-@given(st.sampled_from([b"ab", b"aba", b"abab", b"aab", b"b"]), st.lists(st.integers(0, len(SPELLED) - 1), max_size=9))
-def test_legal_paths_are_those_of_the_definition(trigger: bytes, path: list[int]) -> None:
-    automaton = Triggered(trigger.decode(), Counted()).automaton(Tokens(), [EOS])  # type: ignore[arg-type]
+TRIGGERS = st.sampled_from(["ab", "aba", "abab", "aab", "b", "^ab", "^abab", "^b", "xa"])
+
+
+@given(st.lists(TRIGGERS, min_size=1, max_size=3), st.lists(st.integers(0, len(SPELLED) - 1), max_size=9))
+def test_legal_paths_are_those_of_the_definition(texts: list[str], path: list[int]) -> None:
+    """``^`` is the beginning of a text."""
+    triggers, texts = [text.encode() for text in texts], [text.replace("^", START) for text in texts]
+    automaton = Triggered(tuple(texts), Counted()).automaton(Tokens(), [EOS])  # type: ignore[arg-type]
     state = automaton.start
     for n, token in enumerate(path):
-        expected = np.array([is_legal([*path[:n], other], trigger) for other in range(len(SPELLED))])
+        expected = np.array([is_legal([*path[:n], other], triggers) for other in range(len(SPELLED))])
         np.testing.assert_array_equal(automaton.legal(state), expected)
         state = after(automaton, state, token)
         assert (state != ILLEGAL) == expected[token]
@@ -84,7 +89,7 @@ def test_legal_paths_are_those_of_the_definition(trigger: bytes, path: list[int]
 
 
 def test_what_must_follow_the_trigger_is_that_of_the_constraint() -> None:
-    automaton = Triggered("ab", Counted()).automaton(Tokens(), [EOS])  # type: ignore[arg-type]
+    automaton = Triggered(("ab",), Counted()).automaton(Tokens(), [EOS])  # type: ignore[arg-type]
     state = automaton.start
     for token, forced in ((1, []), (2, []), (10, []), (10, [EOS])):
         assert not automaton.forced(automaton.start).size

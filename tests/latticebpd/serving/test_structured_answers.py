@@ -214,7 +214,7 @@ def test_with_auto_the_model_calls_where_it_writes_the_trigger_and_is_free_elsew
         text = alone(loaded, prompt.prompt_text(CHAT["messages"], [WEATHER]), None, 60)  # type: ignore[attr-defined]
         assert (free.choices[0].message.content, free.choices[0].message.tool_calls) == (text, None)
         trigger = text.split()[3]
-        shape = ToolFormat(trigger, ' ["', '", ', "]\n", "\n")
+        shape = ToolFormat("own", (trigger,), trigger, ' ["', '", ', "]\n", separator=None)
         monkeypatch.setattr(tools, "FORMATS", (shape,))
         loaded.tokenizer.chat_template = TEMPLATE + "{# " + trigger + " #}"
         for stream in (False, True):
