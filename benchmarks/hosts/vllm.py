@@ -139,7 +139,7 @@ def watched(runner: Any) -> dict[str, float]:
 
 def measure(model: str, method: str, prompts: Sequence[str], args: Any, known: bool) -> tuple[list[Any], Any]:
     """The answers of a method in the prompts' order, and what is known of the run.  known: with log-probabilities."""
-    without = str(bundled.LM if Path(model) == bundled.MODEL else Path(model) / "lm.fst")
+    without = str(bundled.LM if Path(model).resolve() == bundled.MODEL else Path(model) / "lm.fst")
     asked = {
         "model": model, "without": without, "method": method, "prompts": list(prompts), "tokens": args.max_new_tokens,
         "rows": args.batch_size, "depth": args.depth, "temperature": args.temperature, "known": known,

@@ -31,6 +31,7 @@ from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.serving import editor
 from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.structured.forced import lines_of as forced_lines
+from benchmarks.structured.parts import lines_of as part_lines
 from benchmarks.structured.peers import lines_of as call_peer_lines
 from benchmarks.structured.schemas import instance_lines, text_lines
 from benchmarks.structured.tool_calls import lines_of as call_lines
@@ -436,8 +437,11 @@ PAGES: dict[str, list[Table]] = {
     ],
     "benchmarks/structured/tool_calls.md": [
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv")),
+        lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b-150.csv")),
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-1.5b.csv")),
+        lambda: part_lines(read_csv(STRUCTURED / "parts-0.5b.csv")),
         lambda: call_peer_lines(read_csv(STRUCTURED / "peers-llama.csv")),
+        lambda: call_peer_lines(read_csv(STRUCTURED / "peers-xgrammar.csv")),
     ],
     "benchmarks/smollm2/amounts.md": [
         lambda: by_amount(lambda counts, names: amounts.system_lines(counts, names, WALKED), WALKED),
