@@ -125,7 +125,8 @@ def test_any_value_is_read_as_its_type_or_refused_in_a_line(kind: str, tmp_path:
     try:
         use(tmp_path)
     except ValueError as error:
-        line = str(error).replace(repr(value), "…")  # as the message quotes it: a drawn text may be one of Python's words
+        # As the message quotes it: a drawn text may be one of Python's words
+        line = str(error).replace(repr(value), "…")
         assert line.startswith(f"{tmp_path / name}: ")
         assert len(line.splitlines()) == 1
         assert len(line) < 400
