@@ -37,8 +37,8 @@ COLUMNS = ("case", "by", "search", "slots", "k", "size", "lattice", "us")
 
 
 def cut(lattices: LatticeSet, slots: int, k: int) -> LatticeSet:
-    """The first slots and best k, columns by falling log-probability."""
-    best = narrowed(lattices, k)
+    """The first slots and best k, columns by falling log-probability; without transitions, which neither search reads."""
+    best = narrowed(replace(lattices, transitions=None), k)
     arrays = (np.ascontiguousarray(each[:, :slots]) for each in (best.tokens, best.log_probs, best.continuation))
     tokens, log_probs, continuation = arrays
     return replace(best, tokens=tokens, log_probs=log_probs.astype(float), continuation=continuation, entropy=None)
