@@ -37,7 +37,7 @@ COLUMNS = ("case", "by", "search", "slots", "k", "size", "lattice", "us")
 
 
 def cut(lattices: LatticeSet, slots: int, k: int) -> LatticeSet:
-    """The first slots and best k, columns by falling log-probability; without transitions, which neither search reads."""
+    """The first slots and best k, columns by falling log-probability. Neither search reads transitions."""
     best = narrowed(replace(lattices, transitions=None), k)
     arrays = (np.ascontiguousarray(each[:, :slots]) for each in (best.tokens, best.log_probs, best.continuation))
     tokens, log_probs, continuation = arrays
