@@ -31,7 +31,7 @@ PS, KS, SLOTS, NODES = (1, 2, 4, 8, 16, 64, 256, 1024), (2, 4, 8, 16), (4, 8), (
 MAX_P = 16
 """Of OpenFst."""
 CORE, OPENFST, PATHS, TREE = "core", "OpenFst C++", "best paths", "tree"
-REPEATS = 5
+REPEATS = 15
 COLUMNS = ("case", "by", "search", "slots", "k", "size", "lattice", "us")
 """Case, method, search, slots, k, and paths or nodes; a lattice, and its time."""
 
@@ -103,7 +103,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
 
                 add(microseconds(nbest, len(short)), CORE, PATHS, slots, k, p)
                 if binary is not None and p <= MAX_P:
-                    times, scores = openfst([binary, lm_path, p, 3], short)
+                    times, scores = openfst([binary, lm_path, p, REPEATS], short)
                     for i, expected in enumerate(scores):
                         ours, theirs = nbest(i)[1], expected - lm.score(short.context_of(i)[-3:])
                         if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=1e-4):
