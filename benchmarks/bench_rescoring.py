@@ -131,7 +131,7 @@ def tables(rows: Sequence[Mapping[str, str]]) -> list[tuple[tuple[str, ...], lis
 
     def ratio(case: str) -> str:
         ours, theirs = (np.median(times[case, by, PATHS, "8", "16", "16"]) for by in (CORE, OPENFST))
-        return f"**{theirs / ours:.1f}**"
+        return f"{theirs / ours:.1f}"
 
     both = [[f"16 best paths, {by}", *(median(c, by, PATHS, 8, 16, 16, spread=True) for c in cases)] for by in methods]
     if OPENFST in methods:
