@@ -406,7 +406,9 @@ PAGES: dict[str, list[Table]] = {
     ],
     "benchmarks/jacobi.md": [rows_of("jacobi.csv", bench_jacobi.lines_of)],
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
-    "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
+    "benchmarks/precision.md": [
+        rows_of(f"{name}.csv", bench_precision.lines_of) for name in ("precision", "precision-zen3")
+    ],
     "benchmarks/qwen/speed.md": [
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
