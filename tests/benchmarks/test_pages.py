@@ -445,7 +445,12 @@ PAGES: dict[str, list[Table]] = {
         drafting_times,
     ],
     "benchmarks/smollm2/make.md": [losses, on_a_gpu],
-    "benchmarks/smollm2/run.md": [answers, tasks, other_processors],
+    "benchmarks/smollm2/run.md": [
+        answers,
+        tasks,
+        lambda: speed_lines(read_csv(SMOLLM2 / "test.csv")),
+        other_processors,
+    ],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [rescorers],
     "benchmarks/study/kim.md": ["test_study_kim.py"] * 3 + [WORDS],
