@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.common import columns, grouped, options, read_csv, read_json, run, set_up, signature, write_json
 from benchmarks.qwen.speed import DEFAULT, GREEDY, ratio
+from docs.draw import svg
 from fst.files import write_text
 from latticebpd import Drafter, Loaded, NoDrafter, load
 
@@ -63,14 +64,6 @@ text { fill: #e6e8ea } .faint { fill: #a2a9b0 } .ground { fill: #14171a } .pane 
 .even { fill: #4cd3a5 } .odd { fill: #6fbdf5 } }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important } }
 </style>"""
-
-
-def svg(width: int, height: int, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' role="img" aria-label="{escape(label)}">\n{STYLE}\n<rect class="ground" width="{width}" height="{height}"'
-        ' rx="10"/>\n' + "\n".join(parts) + "\n</svg>\n"
-    )
 
 
 def words(x: float, y: float, text: str, kind: str = "") -> str:
@@ -145,7 +138,7 @@ def bars() -> str:
         f"{model}: llama.cpp {peer:.0f}, latticebpd {engine:.0f} without drafts, {drafted:.0f} with"
         for model, (peer, engine, drafted) in found.items()
     )
-    return svg(960, 54 + step * len(found) - 20, label, parts)
+    return svg(960, 54 + step * len(found) - 20, label, parts, STYLE)
 
 
 # ---------------------------------------------------------------- decodes
@@ -243,6 +236,7 @@ def decodes() -> str:
         height + 16,
         "Two decodes of one answer, next to each other, in real time",
         [f"<style>{chr(10).join(rules)}</style>", *panes, *parts],
+        STYLE,
     )
 
 

@@ -6,6 +6,7 @@ The pictures have a ground of their own and both colour schemes, so that they ca
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -54,10 +55,11 @@ text { fill: #e6e8ea } .faint { fill: #a2a9b0 } .ground { fill: #14171a } .line 
 <path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>"""
 
 
-def svg(width: int, height: int, label: str, parts: list[str]) -> str:
+def svg(width: int, height: int, label: str, parts: Sequence[str], style: str = STYLE) -> str:
+    """A picture on a ground of its own. label: what it shows, for readers who do not see it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' role="img" aria-label="{escape(label)}">\n{STYLE}\n<rect class="ground" width="{width}" height="{height}"'
+        f' role="img" aria-label="{escape(label)}">\n{style}\n<rect class="ground" width="{width}" height="{height}"'
         ' rx="10"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 

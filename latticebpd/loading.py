@@ -28,7 +28,7 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.empty_lattices import EmptyLattices
-from latticebpd.drafters.family import LatticeProposer, LoadOptions
+from latticebpd.drafters.family import DrafterLattices, LoadOptions
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.drafters.registry import check_decodes, family_beside, family_of, load_source
@@ -85,7 +85,7 @@ class Loaded:
     system_prompt: str | None = None
     lm: Path | None = None
     lm_from_caller: bool = False
-    source: LatticeProposer | None = field(default=None, repr=False)
+    source: DrafterLattices | None = field(default=None, repr=False)
     gguf: FileStamp | None = field(default=None, repr=False)
 
     @property
@@ -128,7 +128,7 @@ class Loaded:
         """The name of the system by default; arguments as for ``latticebpd.drafters.default_systems``."""
         return default_system(self.source, self.lm, self.lm_from_caller, alpha, num_nodes, by_cost)
 
-    def lattice_source(self, k: int = 16, slots: int | None = None) -> LatticeProposer:
+    def lattice_source(self, k: int = 16, slots: int | None = None) -> DrafterLattices:
         """The source of lattices with ``k`` arcs per slot and its first ``slots`` slots; None: all. ValueError if the
         model has no heads, and no drafter was loaded."""
         if self.source is None:

@@ -18,8 +18,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pybind11
-
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 900
 """Seconds that the tests of one mutation may take: a search that does not end is killed."""
@@ -50,6 +48,8 @@ class Tree:
         self.objects.mkdir()
 
     def compiler(self, *arguments: object) -> str:
+        import pybind11  # what changes no compiled file needs none
+
         includes = (self.root / "fst/include", sysconfig.get_path("include"), pybind11.get_include())
         flags = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", *(f"-I{each}" for each in includes))
         done = subprocess.run(["g++", *flags, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latticebpd.drafters.cost_curve import CostCurve
-from latticebpd.drafters.family import LatticeProposer
+from latticebpd.drafters.family import DrafterLattices
 from latticebpd.drafters.system_names import CALIBRATED, COPIES, SystemName
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
 
@@ -12,7 +12,7 @@ ARCS = 16
 
 
 def default_system(
-    source: LatticeProposer | None,
+    source: DrafterLattices | None,
     lm: LanguageModel = None,
     lm_from_caller: bool = False,
     alpha: float | None = None,

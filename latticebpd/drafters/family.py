@@ -73,7 +73,7 @@ class LatticeSource(Protocol):
         """The lattice right after each state's tokens, at most as long as the length limit allows; None: no lattice."""
 
 
-class LatticeProposer(LatticeSource, Protocol):
+class DrafterLattices(LatticeSource, Protocol):
     """Lattices by a trained drafter, next to its target.
 
     k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
@@ -134,11 +134,11 @@ class Family(Protocol):
     def runs_beside_engine(self, path: Path) -> bool:
         """Whether the drafter of a path can draft for a target on the CPU engine."""
 
-    def load(self, path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+    def load(self, path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
         """The drafter of a path, next to its target; ValueError where it cannot be read, or does not fit."""
 
 
-Source = TypeVar("Source", bound=LatticeProposer)
+Source = TypeVar("Source", bound=DrafterLattices)
 
 
 def of_files(files: DrafterFiles | None, source: Source) -> Source:

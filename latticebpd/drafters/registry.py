@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from latticebpd.drafters.drafter_files import DrafterFiles
-from latticebpd.drafters.family import Family, LatticeProposer, LoadOptions, Target
+from latticebpd.drafters.family import DrafterLattices, Family, LoadOptions, Target
 from latticebpd.models.catalogue import resolved
 
 BESIDE_TARGET = ("heads.head_family", "mtp.mtp_family")
@@ -35,7 +35,7 @@ def family_beside(folder: Path) -> Family | None:
     return next((family for family in families(BESIDE_TARGET) if family.recognises(folder)), None)
 
 
-def load_source(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load_source(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The lattices of a drafter's path, next to its target; ValueError where no family recognises the path, or its
     drafter cannot be read or does not fit."""
     family = (family_beside(path) if path == loaded.folder else None) or family_of(path)

@@ -133,9 +133,8 @@ class NBestPaths:
 class BestTree:
     """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
 
-    Every slot is assumed to contain the right token: a node's probability is not reduced by the heads' mass outside of
-    the slot. For heads trained on human text that mass is too large, since the base model's greedy text is easier to
-    predict; for heads trained on the model's own text it makes no difference (`benchmarks/bundled/make.md`).
+    By `NgramScorer` every slot is assumed to contain the right token: a node's probability is not reduced by the heads'
+    mass outside of the slot. `CalibratedScorer` has a share for the tokens that a slot lacks.
 
     legal_nodes: of trees under constraints, where a node costs more, since the search asks the automaton; None: as
         many.

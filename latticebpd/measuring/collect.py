@@ -28,7 +28,7 @@ from fst.processors import ignore
 from latticebpd.checks import expect
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
-from latticebpd.drafters.family import LatticeProposer
+from latticebpd.drafters.family import DrafterLattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.npz import is_intact
 from latticebpd.lattices.sausage import PADDING
@@ -71,7 +71,7 @@ class CollectOptions:
 
 
 def collect(
-    drafts: LatticeProposer,
+    drafts: DrafterLattices,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -115,7 +115,7 @@ def collect(
 
 
 def collect_shards(
-    drafts: LatticeProposer,
+    drafts: DrafterLattices,
     data: Texts,
     directory: PathLike,
     options: CollectOptions,
@@ -161,7 +161,7 @@ def collect_shards(
         raise NoLatticeError
 
 
-def as_source(drafts: LatticeProposer, k: int) -> LatticeProposer:
+def as_source(drafts: DrafterLattices, k: int) -> DrafterLattices:
     """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
     expect(k <= drafts.num_tokens, f"at most {drafts.num_tokens} arcs per slot (the tokens that the drafter knows)", k)
     return drafts if drafts.k == k else drafts.with_shape(k, drafts.num_slots)
@@ -169,7 +169,7 @@ def as_source(drafts: LatticeProposer, k: int) -> LatticeProposer:
 
 @torch.inference_mode()
 def text_lattices(
-    drafts: LatticeProposer,
+    drafts: DrafterLattices,
     text: Sequence[int],
     positions: range,
     context_length: int,

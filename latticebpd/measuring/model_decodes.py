@@ -102,11 +102,14 @@ def decode(
         begin = 1 if is_encoder_decoder else prompt_length
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
+        # Every token of a prompt is read, also one that has the padding's id
+        options: Any = {
+            "max_new_tokens": len(continuation), "eos_token_id": eos_ids, "attention_mask": [[1] * prompt_length],
+        }  # fmt: skip
         if given_text:
-            own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
+            own = generate(model, prompt, NoDrafter(), **options)
             continuation = own.tokens[0, begin:].tolist()
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
-            options: Any = {"max_new_tokens": len(continuation), "eos_token_id": eos_ids}
             out = generate(model, prompt, drafter_of(continuation), acceptance, **options)
             new = out.tokens[0, begin:].tolist()
             counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))

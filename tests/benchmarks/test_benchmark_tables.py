@@ -57,7 +57,8 @@ def test_searches_are_timed_and_openfst_must_agree(tmp_path: Path, monkeypatch: 
     rng, path = np.random.default_rng(0), tmp_path / "lattices.npz"
     tokens = np.stack([[rng.choice(8192, 16, replace=False) for _ in range(8)] for _ in range(2)])
     log_probs = -rng.exponential(size=tokens.shape)
-    LatticeSet(tokens, log_probs, np.full((2, 8), -1), np.full((2, 3), -1)).save(path)
+    ties = rng.standard_normal((2, 7, 16, 16)).astype(np.float32)  # as of the package's heads; they are left out
+    LatticeSet(tokens, log_probs, np.full((2, 8), -1), np.full((2, 3), -1), transitions=ties).save(path)
     command = ["bench_rescoring", "--case", "two", str(LM), str(path), "-o", str(tmp_path / "rows.csv")]
     monkeypatch.setattr("sys.argv", command)
     monkeypatch.setattr(bench_rescoring, "REPEATS", 1)
@@ -82,7 +83,7 @@ def test_both_methods_have_columns_and_a_ratio() -> None:
     rows = [about | {"by": by, "us": str(us)} for by, own in times.items() for us in own]
     lines = bench_rescoring.tables(rows)[0][1]
     assert lines[0] == ["16 best paths, core", "20.0 (56.0)"]
-    assert lines[2] == ["... over the core", "**15.0**"]
+    assert lines[2] == ["... over the core", "15.0"]
 
 
 def test_word_lattices_are_searched_alike_by_openfst(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ OLDER = {
     *(f"engine/answers{machine}" for machine in ("", "-avx2", "-zen5")),
     *(f"engine/passes{of}" for of in ("", "-avx2", "-busy", "-random", "-two-threads", "-zen5")),
     *("engine/harness", "engine/lookup", "engine/perplexity", "engine/throughput"),
-    *("jacobi", "precision", "word_lattices"),
+    *("jacobi", "precision-zen3", "word_lattices"),
 }
 """Files of rows from before there was the column; ``benchmarks/README.md`` says so. The study's have none either."""
 

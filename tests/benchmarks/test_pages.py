@@ -409,7 +409,9 @@ PAGES: dict[str, list[Table]] = {
     ],
     "benchmarks/jacobi.md": [rows_of("jacobi.csv", bench_jacobi.lines_of)],
     "benchmarks/lm_training.md": [rows_of("lm_training.csv", bench_lm_training.lines_of)],
-    "benchmarks/precision.md": [rows_of("precision.csv", bench_precision.lines_of)],
+    "benchmarks/precision.md": [
+        rows_of(f"{name}.csv", bench_precision.lines_of) for name in ("precision", "precision-zen3")
+    ],
     "benchmarks/qwen/speed.md": [
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
@@ -455,7 +457,12 @@ PAGES: dict[str, list[Table]] = {
         drafting_times,
     ],
     "benchmarks/smollm2/make.md": [losses, on_a_gpu],
-    "benchmarks/smollm2/run.md": [answers, tasks, other_processors],
+    "benchmarks/smollm2/run.md": [
+        answers,
+        tasks,
+        lambda: speed_lines(read_csv(SMOLLM2 / "test.csv")),
+        other_processors,
+    ],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
     "benchmarks/study/README.md": [rescorers],
     "benchmarks/study/kim.md": ["test_study_kim.py"] * 3 + [WORDS],

@@ -14,14 +14,15 @@ import pytest
 from typer.main import get_command
 
 from benchmarks.common import read_csv, slug
-from benchmarks.smollm2 import amounts, drafters, make, more_text, trees
+from benchmarks.smollm2 import amounts, beams, drafters, make, more_text, trees
 from benchmarks.smollm2.prompts import TEMPLATES, filled, prompts
 from benchmarks.smollm2.trees import Answer
 from latticebpd import MixtureDrafter, NoDrafter, PromptNgramDrafter, State
 from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.head_networks import FeedForwardHeads, SternHeads
-from latticebpd.drafters.strategies import BestTree
+from latticebpd.drafters.strategies import BeamTree, BestTree
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.ngram import NgramScorer
 from lm_training.cli import train
@@ -204,6 +205,39 @@ def test_a_replay_writes_calls_and_what_is_right_after_right_nodes(
     drafters.replay(tmp_path, "heads", path)
     assert [(row["drafter"], row["system"]) for row in read_csv(path)] == [("heads", system), ("heads", "oracle")]
     assert [row["right"] for row in read_csv(drafters.branches(path))] == ["1.0", "1.0"]
+
+
+@pytest.mark.parametrize("nodes", [6, 12, 100])
+def test_a_beam_of_a_tree_is_the_beam_by_the_same_probabilities(nodes: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        tokens = np.stack([rng.permutation(20)[:4] for _ in range(4)])
+        lattice = SausageLattice(tokens, rng.standard_normal((4, 4)), 2 * rng.standard_normal((3, 4, 4)))
+        (own,), (expected,) = (
+            each.draft([lattice], [[]])
+            for each in (beams.BeamOfTree(BestTree(NgramScorer(None), 4**5), 3, nodes), BeamTree(3, nodes))
+        )
+        np.testing.assert_array_equal(own.tokens, expected.tokens)
+        np.testing.assert_array_equal(own.parents, expected.parents)
+        np.testing.assert_allclose(own.log_probs, expected.log_probs, rtol=1e-5)
+
+
+def test_what_a_tree_expects_is_added_up_over_the_calls_of_its_replay() -> None:
+    tokens, calls, verified, expected = beams.replay(short_answer(), BestTree(NgramScorer(None), 1))
+    assert verified > 1
+    assert tokens == calls + 1  # the first call's node is right, no other one
+    assert expected == pytest.approx(0.6 * verified)
+
+
+def test_accepted_nodes_are_compared_with_those_that_trees_and_beams_expect() -> None:
+    about = {"probabilities": "learned", "nodes": "16", "text": "0"}
+    counts = {"tree": ("30", "20", "320", "12.5"), "beam": ("25", "20", "320", "5.0")}
+    rows = [
+        {**about, "kind": kind, "tokens": tokens, "calls": calls, "verified": verified, "expected": expected}
+        for kind, (tokens, calls, verified, expected) in counts.items()
+    ]
+    (line,) = beams.lines_of(rows)
+    assert line == ["learned", "16", "1.500", "0.80", "1.250", "1.00", "+20.0% (+20.0% to +20.0%)"]
 
 
 def test_other_heads_stand_in_the_package_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

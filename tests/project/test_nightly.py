@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutate import selected
+
 DRAWN = " ".join(f"tests/fst/test_{name}.py" for name in ("word_lattices", "search", "posteriors", "calibrated"))
 SEEDS = f"for seed in {{1..25}}; do '{sys.executable}' -m pytest -q -x {DRAWN} --hypothesis-seed $seed || exit 1; done"
 RUNS = {
@@ -24,3 +26,7 @@ RUNS = {
 def test_long_runs_find_nothing(name: str) -> None:
     done = subprocess.run(RUNS[name], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_what_mutations_change_is_in_its_file_once() -> None:
+    assert selected([])

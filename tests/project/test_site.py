@@ -134,6 +134,26 @@ def test_gains_of_the_decision_table_are_on_the_pages_that_it_names() -> None:
         assert gain in (ROOT / "docs" / page).read_text(encoding="utf-8"), (gain, page)
 
 
+RATIOS = {"choose": {"1.02", "1.1"}}
+"""Numbers that a page computes from the times of the page that it names."""
+
+
+def test_numbers_next_to_a_link_to_a_benchmark_are_on_its_page() -> None:
+    checked = 0
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        if page.stem == "history":  # compares with numbers of before
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for part in re.split(r"\n\s*\n|\n(?=[-*|#\d])|(?<=[.:;])\s+(?=[A-Z\[])", text):
+            named = re.findall(r"\]\(([^)#]*benchmarks/[^)#]*\.md)", part)
+            numbers = {*re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)", re.sub(r"\]\([^)]*\)", "", part))}
+            there = " ".join((page.parent / each).read_text(encoding="utf-8") for each in named)
+            for number in numbers - RATIOS.get(page.stem, set()) if named else ():
+                assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", there), (page, number, named)
+                checked += 1
+    assert checked > 20
+
+
 def test_pictures_of_concepts_are_those_of_their_example() -> None:
     """After a change of what they show: ``python -m docs.site``."""
     pictures = import_module("docs.site.pictures").PICTURES

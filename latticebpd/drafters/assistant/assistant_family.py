@@ -15,7 +15,7 @@ import torch
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target, of_files
+from latticebpd.drafters.family import DrafterLattices, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.prefix_lattices import prefix_lattices
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
 from latticebpd.lattices.sausage import SausageLattice
@@ -42,7 +42,7 @@ def runs_beside_engine(path: Path) -> bool:
     return True
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The assistant of a path, which must share the target's vocabulary; it runs on the engine if the target does."""
     on_engine = isinstance(loaded.target, EngineModel)
     assistant = load_target(path, None if on_engine else TORCH, default=INT8)

@@ -17,7 +17,7 @@ from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_b
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, MarkovAndConfidenceHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target, of_files
+from latticebpd.drafters.family import MAX_LOGITS, DrafterLattices, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.text_states import NetworkSource, entropy, layers_of
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_tensor
@@ -34,7 +34,7 @@ def runs_beside_engine(path: Path) -> bool:
     return True
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The block drafter of a directory, for the target that it was trained for; next to the engine with weights
     quantized to int8."""
     drafter = load_block_drafter(path)

@@ -11,7 +11,7 @@ import numpy as np
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State, expect_width
 from latticebpd.drafters.drafter_files import DrafterFiles
-from latticebpd.drafters.family import MAX_LOGITS, LatticeProposer, LoadOptions, PositionLattices, Target, of_files
+from latticebpd.drafters.family import MAX_LOGITS, DrafterLattices, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.heads.engine_heads import EngineHeads, has_kernels
 from latticebpd.drafters.heads.head_files import has_heads, read_settings
 from latticebpd.lattices.sausage import SausageLattice
@@ -33,7 +33,7 @@ def runs_beside_engine(path: Path) -> bool:
         return False
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The heads that lie next to the target; ValueError for those of another model."""
     if path != loaded.folder:
         wanted, got = "a block drafter or a mask-filling model", "a model with heads"

@@ -12,7 +12,7 @@ import numpy as np
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.checks import expect
 from latticebpd.drafters.drafter import State
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, PositionLattices, Target, of_files
+from latticebpd.drafters.family import DrafterLattices, LoadOptions, PositionLattices, Target, of_files
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel, check_pair, is_drafter
 from latticebpd.drafters.text_states import NetworkSource, lattices_by_states
@@ -29,7 +29,7 @@ def runs_beside_engine(path: Path) -> bool:
     return False
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The mask-filling model of a directory, for an encoder–decoder."""
     wanted = "a drafter of a decoder-only model"
     expect(loaded.target.is_encoder_decoder, wanted, "a mask-filling model, which drafts for encoder–decoders", of=path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, Target
+from latticebpd.drafters.family import DrafterLattices, LoadOptions, Target
 from latticebpd.drafters.mtp.mtp_checkpoints import has_mtp
 
 DRAFTS_ONLY = None
@@ -18,7 +18,7 @@ def runs_beside_engine(path: Path) -> bool:
     return False
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The MTP layers of the target's own folder."""
     from latticebpd.drafters.mtp.mtp_checkpoints import load_mtp
     from latticebpd.drafters.mtp.mtp_lattices import MtpLattices

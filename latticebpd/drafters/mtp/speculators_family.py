@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from latticebpd.checks import expect
-from latticebpd.drafters.family import LatticeProposer, LoadOptions, Target
+from latticebpd.drafters.family import DrafterLattices, LoadOptions, Target
 from latticebpd.drafters.mtp.mtp_checkpoints import load_mtp
 from latticebpd.drafters.mtp.mtp_lattices import MtpLattices
 from latticebpd.models.transformers.checkpoints import safetensors_in
@@ -51,7 +51,7 @@ def runs_beside_engine(path: Path) -> bool:
     return False
 
 
-def load(path: Path, loaded: Target, options: LoadOptions) -> LatticeProposer:
+def load(path: Path, loaded: Target, options: LoadOptions) -> DrafterLattices:
     """The drafter of a folder, which must be for a model of the target's kind and size."""
     model, layer = TransformersModel.of(loaded.target), _config(path).get("transformer_layer_config") or {}
     ours, theirs = (

@@ -105,6 +105,18 @@ def test_a_text_of_another_model_is_noticed(model: BlockwiseLM, collected: tuple
     assert decoded.differing[0] > 0
 
 
+@pytest.mark.parametrize("given_text", [False, True])
+def test_a_prompt_s_padding_id_is_a_token_as_any_other(given_text: bool) -> None:
+    """Texts are decoded from the prompts that their lattices were drawn after."""
+    model = tiny_model(seed=3)
+    model.base.generation_config.pad_token_id = PROMPTS[0][1]
+    lattices, texts = collect(HeadLattices(model), data(), OPTIONS)
+    decoded = decode(model, texts.items(), {"vanilla": lambda _: VanillaDrafter(model)}, given_text=given_text)
+    assert decoded.differing.tolist() == [0]
+    assert [[text for text, _ in own] for own in decoded.written] == [[text for text, _ in texts.items()]]
+    assert decoded.calls.tolist() == compare([lattices], [], None, 0.0).decode_totals[:1, 1].tolist()
+
+
 def test_entropies_are_those_of_all_heads(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
     text, prompt_length = next(texts.items())
