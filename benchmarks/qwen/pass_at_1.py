@@ -43,6 +43,7 @@ from benchmarks.qwen.speed import DEFAULT, GREEDY, Row, drafter, loaded_by_syste
 
 HEAD = ("drafts from", "questions", "passed", "pass@1, % (95 %)", "tokens an answer", "texts equal to greedy ones")
 BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.M | re.S)
+BEGIN = re.compile(r"^(?:def |class |@|import |from [\w.]+ import )", re.M)
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 CONSTANTS = (ast.Assign, ast.AnnAssign)
 
@@ -53,9 +54,16 @@ def defined(function: str) -> re.Pattern[str]:
 
 
 def code_of(text: str, function: str) -> str:
-    """An answer's block with the function, or else its first block, which may lack an end, or all of it."""
+    """An answer's block with the function, or else its first block, which may lack an end; without blocks what begins
+    with the first line that looks like Python's, or all of it."""
     blocks = BLOCK.findall(text)
-    return next(filter(defined(function).search, blocks), blocks[0] if blocks else text)
+    if not blocks:
+        return text[found.start() :] if (found := BEGIN.search(text)) else text
+    return next(filter(defined(function).search, blocks), blocks[0])
+
+
+def names(tree: ast.AST, function: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == function for node in ast.walk(tree))
 
 
 def definitions(code: str, function: str) -> str | None:
@@ -71,7 +79,7 @@ def definitions(code: str, function: str) -> str | None:
         tree.body = [
             node
             for node in tree.body
-            if isinstance(node, KEPT) or (isinstance(node, CONSTANTS) and function not in ast.unparse(node))
+            if isinstance(node, KEPT) or (isinstance(node, CONSTANTS) and not names(node, function))
         ]
         own = ast.unparse(tree)
         return own if defined(function).search(own) else None
