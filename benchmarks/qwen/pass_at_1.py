@@ -12,7 +12,6 @@ questions are also answered without drafts. A run that was killed goes on.
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 import textwrap
 import warnings
@@ -39,7 +38,17 @@ from benchmarks.common import (
     write_json,
 )
 from benchmarks.qwen.sandbox import PASSED, outcome
-from benchmarks.qwen.speed import DEFAULT, GREEDY, Row, drafter, loaded_by_system, prompt_of, question_of, read_tasks
+from benchmarks.qwen.speed import (
+    DEFAULT,
+    GREEDY,
+    Row,
+    drafter,
+    loaded_by_system,
+    prompt_of,
+    question_of,
+    read_tasks,
+    text_hash,
+)
 
 HEAD = ("drafts from", "questions", "passed", "pass@1, % (95 %)", "tokens an answer", "texts equal to greedy ones")
 BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.M | re.S)
@@ -137,7 +146,7 @@ def judged(rows: Sequence[Row], tasks: Sequence[Row]) -> list[Row]:
         if (question, text) not in ends:
             ends[question, text] = outcome(program(by_name[question], text))
         ended = ends[question, text]
-        short = {"text": hashlib.sha256(text.encode()).hexdigest()[:12]}
+        short = {"text": text_hash(text)}
         rest = {name: value for name, value in row.items() if name != "answer"}
         origin = {"made by": rest.pop("made by")}
         done.append(rest | {"passed": int(ended == PASSED), "ended": ended} | short | origin)

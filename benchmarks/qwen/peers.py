@@ -15,7 +15,6 @@ and 10. Each system is a process of its own, one after another.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 
 from benchmarks.common import columns, grouped, options, read_csv, run, stamped, table, write_csv, write_json
 from benchmarks.engine.peers import Peer
-from benchmarks.qwen.speed import Row, prompt_of, questions
+from benchmarks.qwen.speed import Row, prompt_of, questions, text_hash
 from latticebpd import load
 from latticebpd.models.catalogue import GGUF_NAME, resolved
 
@@ -106,10 +105,10 @@ def peer_rows(
             for number, (ids, ends) in enumerate(prompts):
                 reply = peer.ask(prompt=ids, limit=new_tokens, ends=ends)
                 tokens = reply["tokens"][:new_tokens]  # OpenVINO's prompt lookup may go on beyond the limit
-                text = hashlib.sha256(decode(tokens).encode()).hexdigest()[:12]
                 counted = min(len(tokens) + 1, new_tokens)  # with the token that ends an answer
-                own.append({"number": number, "tokens": counted, "seconds": reply["wall_ms"] / 1e3,
-                            "processor": reply["cpu_ms"] / 1e3, "text": text})  # fmt: skip
+                seconds, processor = reply["wall_ms"] / 1e3, reply["cpu_ms"] / 1e3
+                own.append({"number": number, "tokens": counted, "seconds": seconds, "processor": processor,
+                            "text": text_hash(decode(tokens))})  # fmt: skip
         print(f"{name}: done", file=sys.stderr)
     return rows
 

@@ -12,6 +12,7 @@ one line and of a random span by turns, one function after another.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -48,6 +49,11 @@ SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, DEFAULT)
 COMPLETE = "Complete this function:\n\n```python\n{}```"
 HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
+
+
+def text_hash(text: str) -> str:
+    """What rows have of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Question(NamedTuple):
