@@ -100,7 +100,8 @@ def program(task: Mapping[str, Any], text: str) -> str:
     before, function = task["prompt"], task["entry_point"]
     tests = f"{task['test']}\ncheck({function})\n"
     if "suffix" in task:
-        return f"{before}{text}{task['suffix']}\n{tests}"
+        filled = text.partition("\n")[0] + "\n" if question_of(task).is_line else text
+        return f"{before}{filled}{task['suffix']}\n{tests}"
     code = code_of(text, function)
     if (own := definitions(code, function)) is not None:
         begin = [found.start() for found in defined(function).finditer(before)][-1]

@@ -49,7 +49,7 @@ server = xllamacpp.Server(options)
 for number, prompt in enumerate(asked["prompts"]):
     begun, used = time.perf_counter(), time.process_time()
     out = server.handle_completions({"prompt": prompt, "max_tokens": asked["tokens"], "temperature": 0.0,
-                                     "cache_prompt": False})
+                                     "cache_prompt": False, "stop": asked["stops"][number]})
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
     text = hashlib.sha256(out["choices"][0]["text"].encode()).hexdigest()[:12]
     record = {"number": number, "tokens": out["usage"]["completion_tokens"], "seconds": seconds,
@@ -63,9 +63,15 @@ LOOKUPS = {"OpenVINO": ["prompt lookup"], "transformers": ["prompt lookup 3", "p
 
 
 def llama_rows(
-    python: str, model: Path, drafter: Path | None, prompts: list[list[int]], new_tokens: int, threads: int
+    python: str,
+    model: Path,
+    drafter: Path | None,
+    prompts: list[list[int]],
+    stops: list[list[str]],
+    new_tokens: int,
+    threads: int,
 ) -> dict[str, list[Row]]:
-    """Rows of each of llama.cpp's systems, in the order of the prompts."""
+    """Rows of each of llama.cpp's systems, in the order of the prompts.  stops: texts that end each answer."""
     systems: dict[str, tuple[list[int] | None, Path | None]] = {
         "llama.cpp": (None, None), "llama.cpp, lookup 12 and 48": ([12, 48], None),
         "llama.cpp, lookup 3 and 3": ([3, 3], None),
@@ -75,7 +81,7 @@ def llama_rows(
     rows = {}
     for name, (lookup, other) in systems.items():
         asked = {"model": str(model), "drafter": other and str(other), "lookup": lookup, "prompts": prompts,
-                 "tokens": new_tokens, "threads": threads}  # fmt: skip
+                 "stops": stops, "tokens": new_tokens, "threads": threads}  # fmt: skip
         done = subprocess.run([python, "-c", SERVER], input=json.dumps(asked), capture_output=True, text=True)
         lines = [line[4:] for line in done.stdout.splitlines() if line.startswith("row ")]
         if len(lines) != len(prompts):
@@ -146,7 +152,8 @@ def main() -> None:
         if args.library in LOOKUPS:
             measured = peer_rows(args.library, args.python, file, prompts, loaded.decode, *rest)
         else:
-            measured = llama_rows(args.python, file, drafter, [ids for ids, _ in prompts], *rest)
+            stops = [["\n"] if question.is_line else [] for question in asked]
+            measured = llama_rows(args.python, file, drafter, [ids for ids, _ in prompts], stops, *rest)
         rows = [
             {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids), **each}
             for system, own in measured.items()

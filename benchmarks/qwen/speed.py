@@ -7,7 +7,7 @@
 
 The systems answer question by question, each in a random order. Times are the engine's own process's: by the clock, and
 of processors; prompts are in them. Infilling tasks are asked by the model's tokens for a prefix and a suffix, those of
-one line and of a random span by turns, one function after another.
+one line, which end with it, and of a random span by turns, one function after another.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from benchmarks.common import (
     write_json,
 )  # fmt: skip
 from latticebpd import Drafter, Loaded, load
+from latticebpd.constraints.model_tokens import model_tokens
 from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME, resolved
 from latticebpd.serving.infill_prompts import InfillPrompts
 
 GREEDY, TEXT, NGRAM, DEFAULT = "greedy", "text", "text and n-gram model", "default"
 SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, DEFAULT)
+SINGLE_LINE = "SingleLineInfilling"
 COMPLETE = "Complete this function:\n\n```python\n{}```"
 HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
@@ -63,6 +65,11 @@ class Question(NamedTuple):
     kind: str
     text: str
     after: str | None = None
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the answer ends with its line."""
+        return self.kind == SINGLE_LINE
 
 
 def question_of(record: Row) -> Question:
@@ -96,7 +103,9 @@ def prompt_of(loaded: Loaded, question: Question) -> tuple[list[int], list[int]]
         return loaded.encode(question.text), list(loaded.prompts.eos_ids or loaded.target.eos_ids)
     infill = InfillPrompts(loaded)
     infill.check()
-    return infill.between(question.text, question.after), infill.end_ids
+    spelled = model_tokens(loaded.tokenizer, loaded.target.vocab_size).spelled if question.is_line else ()
+    lines = [token for token, text in enumerate(spelled) if text and b"\n" in text]
+    return infill.between(question.text, question.after), [*infill.end_ids, *lines]
 
 
 def loaded_by_system(model: str, systems: Sequence[str]) -> dict[str, Loaded]:

@@ -66,6 +66,8 @@ def test_what_is_filled_in_stands_between_the_task_s_texts() -> None:
     assert outcome(program(task, "a + a")) == PASSED
     assert outcome(program(task, "a")) == "AssertionError"
     check_solutions([TASK, task])
+    line = {**task, "task_id": "SingleLineInfilling/HumanEval/0", "suffix": task["suffix"][1:]}
+    assert outcome(program(line, "a + a\n    b = a")) == outcome(program(line, "a + a")) == PASSED
     with pytest.raises(ValueError, match="HumanEval/0: expected its own solution to pass, got AssertionError"):
         check_solutions([TASK, {**task, "canonical_solution": "a"}])
 
