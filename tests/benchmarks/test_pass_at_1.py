@@ -194,6 +194,10 @@ def test_what_is_filled_in_ends_at_the_model_s_tokens_for_it(monkeypatch: pytest
     assert [ids[0], ids[-1]] == [tokens[0], tokens[2]]
     assert tokens[1] in ids
     assert {*tokens} <= {*ends}
+    spelled = [None, b"a", b"\n", b")\n    "]
+    monkeypatch.setattr(speed, "model_tokens", lambda *_: SimpleNamespace(spelled=spelled))
+    line = speed.question_of(infilling("SingleLineInfilling", "f", 1))
+    assert speed.prompt_of(target, line) == (ids, [*ends, 2, 3])
     rows = speed.measure("of-letters", asked, [speed.GREEDY, "2-copies"], 12, 0.0)
     assert [row["kind"] for row in rows] == ["Line"] * 4
     assert {row["prompt"] for row in rows} == {len(ids)}
