@@ -54,7 +54,7 @@ Row = dict[str, Any]
 
 
 def text_hash(text: str) -> str:
-    """What rows have of a text."""
+    """What rows of all libraries have of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -142,7 +142,8 @@ def measure(
             texts[system] = out.tokens[0, out.prompt_length :].tolist()
             counts = {"tokens": out.num_tokens, "calls": out.num_calls, "drafted": out.verified_tokens}
             about = {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids)}
-            rows.append({**about, **counts, "seconds": seconds, "processor": processor})
+            text = text_hash(target.tokenizer.decode(texts[system], skip_special_tokens=True))
+            rows.append({**about, **counts, "seconds": seconds, "processor": processor, "text": text})
         if not temperature and any(each != texts[systems[0]] for each in texts.values()):
             raise ValueError(f"{question.name}: expected one text of all systems, got several")
         err.print(f"{number + 1}/{len(asked)} {question.name}", style="dim")

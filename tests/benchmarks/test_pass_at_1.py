@@ -201,6 +201,12 @@ def test_what_is_filled_in_ends_at_the_model_s_tokens_for_it(monkeypatch: pytest
     rows = speed.measure("of-letters", asked, [speed.GREEDY, "2-copies"], 12, 0.0)
     assert [row["kind"] for row in rows] == ["Line"] * 4
     assert {row["prompt"] for row in rows} == {len(ids)}
+    drafts = target.drafter("2-copies")
+    for question, own in zip(asked, (rows[:2], rows[2:]), strict=True):
+        prompt, stops = speed.prompt_of(target, question)
+        out = target.generate(prompt, drafts, max_new_tokens=12, eos_token_id=stops)
+        text = target.tokenizer.decode(out.tokens[0, len(prompt) :], skip_special_tokens=True)
+        assert {row["text"] for row in own} == {speed.text_hash(text)}
     with pytest.raises(ValueError, match="expected a model with tokens to fill in the middle"):
         speed.prompt_of(tiny(), asked[0])
 
