@@ -75,12 +75,17 @@ def systems() -> dict[str, System]:
 
 
 class Peer:
-    """A system in a process of its own, which answers the requests of `serve`."""
+    """A system in a process of its own, which answers the requests of `serve`.
 
-    def __init__(self, system: System, threads: int, size: int = 512, drafts: str = "") -> None:
+    python: the interpreter, by default that of the library's own environment.
+    """
+
+    def __init__(
+        self, system: System, threads: int, size: int = 512, drafts: str = "", python: str | None = None
+    ) -> None:
         library, self.model = system
         settings = {"library": library, "model": str(self.model), "threads": threads, "size": size, "drafts": drafts}
-        command = [interpreter(library), "-m", "benchmarks.engine.serve", json.dumps(settings)]
+        command = [python or interpreter(library), "-m", "benchmarks.engine.serve", json.dumps(settings)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.started = time.perf_counter()

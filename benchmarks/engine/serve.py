@@ -110,7 +110,10 @@ class Transformers:
         torch.set_grad_enabled(False)
         self.lookup, self.tensor = {"prompt_lookup_num_tokens": int(drafts.split()[-1])} if drafts else {}, torch.tensor
         self.cache: Any = None
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        path = Path(model)
+        file = {"gguf_file": path.name} if path.is_file() else {}
+        folder = path.parent if file else path
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **file)
 
     def forward(self, tokens: list[int], begin: int) -> Any:
         output = self.model(self.tensor([tokens]), past_key_values=self.cache, use_cache=True)

@@ -1,12 +1,16 @@
-"""llama.cpp on the questions of `speed.py`, with the same file and the same prompts, by its own drafts too.
+"""Other libraries on the questions of `speed.py`, with the same file and the same prompts, by their own drafts too.
 
     python -m venv VENV && VENV/bin/pip install xllamacpp      # llama.cpp's server in a wheel, compiled for AVX2
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-0.5b --python VENV/bin/python -o peers.csv
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b ...
     python -m benchmarks.qwen.peers test.jsonl --model smollm2-135m --file SmolLM2-135M-Instruct.Q4_0.gguf ...
+    python -m venv OPENVINO && OPENVINO/bin/pip install openvino-genai
+    python -m benchmarks.qwen.peers ... --library OpenVINO --model qwen2.5-coder-1.5b --python OPENVINO/bin/python
+    python -m benchmarks.qwen.peers ... --library transformers      # in float32: 4 bytes for each weight
 
-Drafts are prompt lookup (``ngram-simple``, with llama.cpp's sizes and with short ones, which suit short answers)
-and, with ``--drafter``, a smaller model. Each system is a process of its own, one after another.
+llama.cpp's drafts are prompt lookup (``ngram-simple``, with llama.cpp's sizes and with short ones, which suit short
+answers) and, with ``--drafter``, a smaller model; OpenVINO's and transformers' are prompt lookup, of 5 tokens and of 3
+and 10. Each system is a process of its own, one after another.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import columns, grouped, options, read_csv, run, stamped, table, write_csv, write_json
-from benchmarks.qwen.speed import Row, questions
+from benchmarks.engine.peers import Peer
+from benchmarks.qwen.speed import Row, prompt_of, questions, text_hash
 from latticebpd import load
 from latticebpd.models.catalogue import GGUF_NAME, resolved
 
@@ -43,7 +49,7 @@ server = xllamacpp.Server(options)
 for number, prompt in enumerate(asked["prompts"]):
     begun, used = time.perf_counter(), time.process_time()
     out = server.handle_completions({"prompt": prompt, "max_tokens": asked["tokens"], "temperature": 0.0,
-                                     "cache_prompt": False})
+                                     "cache_prompt": False, "stop": asked["stops"][number]})
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
     text = hashlib.sha256(out["choices"][0]["text"].encode()).hexdigest()[:12]
     record = {"number": number, "tokens": out["usage"]["completion_tokens"], "seconds": seconds,
@@ -52,10 +58,20 @@ for number, prompt in enumerate(asked["prompts"]):
 """
 
 
-def measure(
-    python: str, model: Path, drafter: Path | None, prompts: list[list[int]], new_tokens: int, threads: int
+LOOKUPS = {"OpenVINO": ["prompt lookup"], "transformers": ["prompt lookup 3", "prompt lookup 10"]}
+"""How libraries that `benchmarks.engine.serve` knows draft, besides not at all."""
+
+
+def llama_rows(
+    python: str,
+    model: Path,
+    drafter: Path | None,
+    prompts: list[list[int]],
+    stops: list[list[str]],
+    new_tokens: int,
+    threads: int,
 ) -> dict[str, list[Row]]:
-    """Rows of each system, in the order of the prompts."""
+    """Rows of each of llama.cpp's systems, in the order of the prompts.  stops: texts that end each answer."""
     systems: dict[str, tuple[list[int] | None, Path | None]] = {
         "llama.cpp": (None, None), "llama.cpp, lookup 12 and 48": ([12, 48], None),
         "llama.cpp, lookup 3 and 3": ([3, 3], None),
@@ -65,7 +81,7 @@ def measure(
     rows = {}
     for name, (lookup, other) in systems.items():
         asked = {"model": str(model), "drafter": other and str(other), "lookup": lookup, "prompts": prompts,
-                 "tokens": new_tokens, "threads": threads}  # fmt: skip
+                 "stops": stops, "tokens": new_tokens, "threads": threads}  # fmt: skip
         done = subprocess.run([python, "-c", SERVER], input=json.dumps(asked), capture_output=True, text=True)
         lines = [line[4:] for line in done.stdout.splitlines() if line.startswith("row ")]
         if len(lines) != len(prompts):
@@ -75,10 +91,38 @@ def measure(
     return rows
 
 
+def peer_rows(
+    library: str,
+    python: str,
+    model: Path,
+    prompts: list[tuple[list[int], list[int]]],
+    decode: Callable[[list[int]], str],
+    new_tokens: int,
+    threads: int,
+) -> dict[str, list[Row]]:
+    """Rows of another library's systems; each warms up first.  prompts: with the tokens that end their answers."""
+    rows = dict[str, list[Row]]()
+    for drafts in ("", *LOOKUPS[library]):
+        name = ", ".join(filter(None, (library, drafts)))
+        own = rows[name] = []
+        size = max(len(ids) for ids, _ in prompts) + new_tokens + 64
+        with closing(Peer((library.lower(), model), threads, size, drafts, python)) as peer:
+            peer.ask(prompt=prompts[0][0], limit=8, ends=[])
+            for number, (ids, ends) in enumerate(prompts):
+                reply = peer.ask(prompt=ids, limit=new_tokens, ends=ends)
+                tokens = reply["tokens"][:new_tokens]  # OpenVINO's prompt lookup may go on beyond the limit
+                counted = min(len(tokens) + 1, new_tokens)  # with the token that ends an answer
+                seconds, processor = reply["wall_ms"] / 1e3, reply["cpu_ms"] / 1e3
+                own.append({"number": number, "tokens": counted, "seconds": seconds, "processor": processor,
+                            "text": text_hash(decode(tokens))})  # fmt: skip
+        print(f"{name}: done", file=sys.stderr)
+    return rows
+
+
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A line for each system."""
+    """A line for each system; the first one drafts nothing."""
     lines, by_system = [], grouped(rows, "system")
-    greedy = [row["text"] for row in by_system["llama.cpp"]]
+    greedy = [row["text"] for row in next(iter(by_system.values()))]
     for name, own in by_system.items():
         tokens, seconds, processor = columns(own, "tokens", "seconds", "processor").sum(axis=1)
         same = sum(row["text"] == text for row, text in zip(own, greedy, strict=True))
@@ -89,10 +133,11 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("questions", type=Path, nargs="?", help="as of speed.py")
+    parser.add_argument("--library", choices=["llama.cpp", *LOOKUPS], default="llama.cpp")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
-    parser.add_argument("--file", type=Path, help="other weights of the model, that llama.cpp reads instead")
-    parser.add_argument("--drafter", help="a smaller model of the catalogue, which drafts")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has xllamacpp")
+    parser.add_argument("--file", type=Path, help="other weights of the model, that are read instead")
+    parser.add_argument("--drafter", help="a smaller model of the catalogue, which drafts for llama.cpp")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the library")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--most", type=int, help="questions, the first ones")
     parser.add_argument("--new-tokens", type=int, default=160)
@@ -101,21 +146,25 @@ def main() -> None:
     args = parser.parse_args()
     if not args.table:
         asked, loaded = questions(args.questions, args.most), load(args.model)
-        prompts = [list(map(int, loaded.encode(text))) for _, _, text in asked]
+        prompts = [prompt_of(loaded, question) for question in asked]
         drafter = None if args.drafter is None else Path(resolved(args.drafter)) / GGUF_NAME
-        file = args.file or loaded.folder / GGUF_NAME
-        measured = measure(args.python, file, drafter, prompts, args.new_tokens, args.threads)
+        file, rest = args.file or loaded.folder / GGUF_NAME, (args.new_tokens, args.threads)
+        if args.library in LOOKUPS:
+            measured = peer_rows(args.library, args.python, file, prompts, loaded.decode, *rest)
+        else:
+            stops = [["\n"] if question.is_line else [] for question in asked]
+            measured = llama_rows(args.python, file, drafter, [ids for ids, _ in prompts], stops, *rest)
         rows = [
-            {"question": name, "kind": kind, "system": system, "prompt": len(prompt), **each}
+            {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids), **each}
             for system, own in measured.items()
-            for (name, kind, _), prompt, each in zip(asked, prompts, own, strict=True)
+            for question, (ids, _), each in zip(asked, prompts, own, strict=True)
         ]
         write_csv(args.output, stamped(rows, loaded.folder))
-        about = {name: str(getattr(args, name)) for name in ("model", "drafter", "new_tokens", "threads")}
+        about = {name: str(getattr(args, name)) for name in ("library", "model", "drafter", "new_tokens", "threads")}
         about["file"] = file.name
         write_json(args.output.with_suffix(".json"), about)
-    head = ("system", "tokens/s", "by processor time", "texts equal to llama.cpp's greedy ones")
-    table("llama.cpp", head, lines_of(read_csv(args.output)))
+    head = ("system", "tokens/s", "by processor time", "texts equal to those without drafts")
+    table("", head, lines_of(read_csv(args.output)))
 
 
 if __name__ == "__main__":

@@ -2,19 +2,23 @@
 
     python -m benchmarks.qwen.speed humaneval.jsonl --model qwen2.5-coder-0.5b -o results/humaneval-0.5b.csv
     python -m benchmarks.qwen.speed question.jsonl --model qwen2.5-coder-0.5b -o results/spec-bench-0.5b.csv
+    python -m benchmarks.qwen.speed infilling.jsonl --model qwen2.5-coder-0.5b -o results/infilling-0.5b.csv
     python -m benchmarks.qwen.speed -o results/humaneval-0.5b.csv --table       # of what was measured before
 
 The systems answer question by question, each in a random order. Times are the engine's own process's: by the clock, and
-of processors; prompts are in them.
+of processors; prompts are in them. Infilling tasks are asked by the model's tokens for a prefix and a suffix, those of
+one line, which end with it, and of a random span by turns, one function after another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +26,7 @@ from benchmarks.common import (
     columns,
     err,
     grouped,
+    in_turn,
     interval,
     options,
     read_csv,
@@ -36,24 +41,71 @@ from benchmarks.common import (
     write_json,
 )  # fmt: skip
 from latticebpd import Drafter, Loaded, load
+from latticebpd.constraints.model_tokens import model_tokens
 from latticebpd.models.catalogue import ASSETS, CATALOGUE, GGUF_NAME, resolved
+from latticebpd.serving.infill_prompts import InfillPrompts
 
 GREEDY, TEXT, NGRAM, DEFAULT = "greedy", "text", "text and n-gram model", "default"
 SYSTEMS = (GREEDY, "2-copies", "16-copies", TEXT, NGRAM, DEFAULT)
+SINGLE_LINE = "SingleLineInfilling"
 COMPLETE = "Complete this function:\n\n```python\n{}```"
 HEAD = ("drafts from", "tokens/s", "times greedy (95 %)", "by processor time", "tokens a call", "drafted a call")
 Row = dict[str, Any]
 
 
-def questions(path: Path, most: int | None) -> list[tuple[str, str, str]]:
-    """Name, kind and text of each question: HumanEval's are asked for a complete function, Spec-Bench's first turns."""
-    asked = []
-    for record in read_lines(path):
-        if "prompt" in record:
-            asked.append((record["task_id"], "humaneval", COMPLETE.format(record["prompt"])))
-        else:
-            asked.append((str(record["question_id"]), record["category"], record["turns"][0]))
-    return asked[:most]
+def text_hash(text: str) -> str:
+    """What rows of all libraries have of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Question(NamedTuple):
+    """A text, and for infilling what follows the gap after it."""
+
+    name: str
+    kind: str
+    text: str
+    after: str | None = None
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the answer ends with its line."""
+        return self.kind == SINGLE_LINE
+
+
+def question_of(record: Row) -> Question:
+    """HumanEval's are asked for a complete function or for what a gap had, Spec-Bench's first turns."""
+    if "suffix" in record:
+        kind = record["task_id"].partition("/")[0]
+        return Question(record["task_id"], kind, record["prompt"], record["suffix"])
+    if "prompt" in record:
+        return Question(record["task_id"], "humaneval", COMPLETE.format(record["prompt"]))
+    return Question(str(record["question_id"]), record["category"], record["turns"][0])
+
+
+def read_tasks(path: Path) -> list[Row]:
+    """The records of a file. Infilling tasks come in the order of first ones of every kind and function."""
+    records = read_lines(path)
+    if "suffix" not in records[0]:
+        return records
+    kinds = [record["task_id"].partition("/")[0] for record in records]
+    pairs = in_turn(zip(kinds, records, strict=True), lambda pair: (pair[0], pair[1]["entry_point"]))
+    return [record for _, record in in_turn(pairs, itemgetter(0))]
+
+
+def questions(path: Path, most: int | None) -> list[Question]:
+    """The first questions of a file."""
+    return [question_of(record) for record in read_tasks(path)[:most]]
+
+
+def prompt_of(loaded: Loaded, question: Question) -> tuple[list[int], list[int]]:
+    """Token ids of a question, and the tokens that end its answer."""
+    if question.after is None:
+        return loaded.encode(question.text), list(loaded.prompts.eos_ids or loaded.target.eos_ids)
+    infill = InfillPrompts(loaded)
+    infill.check()
+    spelled = model_tokens(loaded.tokenizer, loaded.target.vocab_size).spelled if question.is_line else ()
+    lines = [token for token, text in enumerate(spelled) if text and b"\n" in text]
+    return infill.between(question.text, question.after), [*infill.end_ids, *lines]
 
 
 def loaded_by_system(model: str, systems: Sequence[str]) -> dict[str, Loaded]:
@@ -72,28 +124,29 @@ def drafter(loaded: dict[str, Loaded], system: str) -> tuple[Loaded, Drafter]:
 
 
 def measure(
-    model: str, asked: Sequence[tuple[str, str, str]], systems: Sequence[str], new_tokens: int, temperature: float
+    model: str, asked: Sequence[Question], systems: Sequence[str], new_tokens: int, temperature: float
 ) -> list[Row]:
     """A row for each question and system; ValueError where the systems' greedy texts differ."""
     loaded, rng, rows = loaded_by_system(model, systems), Random(0), list[Row]()
     for system in systems:  # what is loaded when it is first needed
         target, drafts = drafter(loaded, system)
         target.generate(target.encode("Hello"), drafts, max_new_tokens=8)
-    for number, (name, kind, text) in enumerate(asked):
-        ids, texts = loaded[DEFAULT].encode(text), dict[str, list[int]]()
+    for number, question in enumerate(asked):
+        (ids, ends), texts = prompt_of(loaded[DEFAULT], question), dict[str, list[int]]()
         for system in rng.sample(systems, len(systems)):
             target, drafts = drafter(loaded, system)
             sampling = {"temperature": temperature, "seed": number} if temperature else {}
             begun, used = time.perf_counter(), time.process_time()
-            out = target.generate(ids, drafts, max_new_tokens=new_tokens, **sampling)
+            out = target.generate(ids, drafts, max_new_tokens=new_tokens, eos_token_id=ends, **sampling)
             seconds, processor = time.perf_counter() - begun, time.process_time() - used
             texts[system] = out.tokens[0, out.prompt_length :].tolist()
             counts = {"tokens": out.num_tokens, "calls": out.num_calls, "drafted": out.verified_tokens}
-            rows.append({"question": name, "kind": kind, "system": system, "prompt": len(ids), **counts,
-                         "seconds": seconds, "processor": processor})  # fmt: skip
+            about = {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids)}
+            text = text_hash(target.tokenizer.decode(texts[system], skip_special_tokens=True))
+            rows.append({**about, **counts, "seconds": seconds, "processor": processor, "text": text})
         if not temperature and any(each != texts[systems[0]] for each in texts.values()):
-            raise ValueError(f"{name}: expected one text of all systems, got several")
-        err.print(f"{number + 1}/{len(asked)} {name}", style="dim")
+            raise ValueError(f"{question.name}: expected one text of all systems, got several")
+        err.print(f"{number + 1}/{len(asked)} {question.name}", style="dim")
     return rows
 
 
@@ -131,7 +184,9 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("questions", type=Path, nargs="?", help="HumanEval's or Spec-Bench's, JSON lines")
+    parser.add_argument(
+        "questions", type=Path, nargs="?", help="HumanEval, its infilling, or Spec-Bench: JSON lines, or .xz"
+    )
     parser.add_argument("--model", default="qwen2.5-coder-0.5b", help="of the catalogue")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")

@@ -172,8 +172,8 @@ def test_questions_of_both_kinds_are_asked_as_they_are_meant(tmp_path: Path) -> 
     ]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert questions(file, None) == [
-        ("HumanEval/1", "humaneval", "Complete this function:\n\n```python\ndef f():\n```"),
-        ("7", "qa", "What?"),
+        ("HumanEval/1", "humaneval", "Complete this function:\n\n```python\ndef f():\n```", None),
+        ("7", "qa", "What?", None),
     ]
 
 
