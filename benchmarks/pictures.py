@@ -28,14 +28,14 @@ DOCS = ROOT / "docs"
 RECORD = DOCS / "decodes.json"
 MODELS = {
     "SmolLM2 135M": ("smollm2", "test", "chat: Spec-Bench"),
-    "Qwen2.5-Coder 0.5B": ("qwen", "humaneval-0.5b", "code: HumanEval"),
-    "Qwen2.5-Coder 1.5B": ("qwen", "humaneval-1.5b", "code: HumanEval"),
+    "Qwen2.5-Coder 0.5B": ("qwen", "beside-0.5b", "code: HumanEval"),
+    "Qwen2.5-Coder 1.5B": ("qwen", "beside-1.5b", "code: HumanEval"),
 }
 """Model -> folder and file of its rows, and what it is asked."""
 PEERS = {
     "test": ("llama-test", "llama-test-q4_0"),
-    "humaneval-0.5b": ("llama-0.5b",),
-    "humaneval-1.5b": ("llama-1.5b",),
+    "beside-0.5b": ("llama-server-0.5b",),
+    "beside-1.5b": ("llama-server-1.5b",),
 }
 """File of rows -> those of llama.cpp's, with the same file or with weights that it computes faster."""
 Row = Mapping[str, Any]

@@ -4,6 +4,7 @@
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-0.5b --python VENV/bin/python -o peers.csv
     python -m benchmarks.qwen.peers humaneval.jsonl --model qwen2.5-coder-1.5b --drafter qwen2.5-coder-0.5b ...
     python -m benchmarks.qwen.peers test.jsonl --model smollm2-135m --file SmolLM2-135M-Instruct.Q4_0.gguf ...
+    python -m benchmarks.qwen.peers ... --server BUILD/bin/llama-server       # in C++, compiled for this machine
     python -m venv OPENVINO && OPENVINO/bin/pip install openvino-genai
     python -m benchmarks.qwen.peers ... --library OpenVINO --model qwen2.5-coder-1.5b --python OPENVINO/bin/python
     python -m benchmarks.qwen.peers ... --library transformers      # in float32: 4 bytes for each weight
@@ -16,12 +17,17 @@ and 10. Each system is a process of its own, one after another.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import httpx
+import numpy as np
 
 from benchmarks.common import columns, grouped, options, read_csv, run, stamped, table, write_csv, write_json
 from benchmarks.engine.peers import Peer
@@ -91,6 +97,68 @@ def llama_rows(
     return rows
 
 
+def server_rows(
+    server: str,
+    model: Path,
+    drafter: Path | None,
+    prompts: list[list[int]],
+    stops: list[list[str]],
+    new_tokens: int,
+    threads: int,
+) -> dict[str, list[Row]]:
+    """As `llama_rows`, of a ``llama-server``; processor time is not known."""
+    lookup = "--spec-type ngram-simple --spec-ngram-simple-size-n {} --spec-ngram-simple-size-m {}"
+    systems = {
+        "llama-server": [],
+        "llama-server, lookup 12 and 48": lookup.format(12, 48).split(),
+        "llama-server, lookup 3 and 3": lookup.format(3, 3).split(),
+    }
+    if drafter is not None:
+        each = f"--spec-draft-threads {threads} --spec-draft-threads-batch {threads} --spec-type draft-simple"
+        systems["llama-server, smaller model"] = [*each.split(), "--spec-draft-model", str(drafter)]
+    rows = dict[str, list[Row]]()
+    for name, flags in systems.items():
+        port, own = free_port(), list[Row]()
+        command = f"{server} --threads {threads} --threads-batch {threads} --ctx-size 4096 --parallel 1 --port {port}"
+        with subprocess.Popen(
+            [*command.split(), "--model", str(model), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+                    await_health(client, process, name)
+                    for number, prompt in enumerate(prompts):
+                        fields = {"n_predict": new_tokens, "temperature": 0, "stop": stops[number]}
+                        begun = time.perf_counter()
+                        answer = client.post("/completion", json={"prompt": prompt, "cache_prompt": False, **fields})
+                        seconds, record = time.perf_counter() - begun, answer.raise_for_status().json()
+                        own.append({"number": number, "tokens": record["tokens_predicted"], "seconds": seconds,
+                                    "processor": "", "text": text_hash(record["content"])})  # fmt: skip
+            finally:
+                process.terminate()
+        rows[name] = own
+        print(f"{name}: done", file=sys.stderr)
+    return rows
+
+
+def await_health(client: httpx.Client, process: subprocess.Popen[bytes], name: str) -> None:
+    """Return once a server has loaded its model; ValueError if it ends instead."""
+    while True:
+        if process.poll() is not None:
+            raise ValueError(f"{name}: expected a server, got exit status {process.returncode}")
+        try:
+            if client.get("/health").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
 def peer_rows(
     library: str,
     python: str,
@@ -126,7 +194,8 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for name, own in by_system.items():
         tokens, seconds, processor = columns(own, "tokens", "seconds", "processor").sum(axis=1)
         same = sum(row["text"] == text for row, text in zip(own, greedy, strict=True))
-        lines.append([name, f"{tokens / seconds:.1f}", f"{tokens / processor:.1f}", f"{same} of {len(own)}"])
+        by_processor = "" if np.isnan(processor) else f"{tokens / processor:.1f}"
+        lines.append([name, f"{tokens / seconds:.1f}", by_processor, f"{same} of {len(own)}"])
     return lines
 
 
@@ -138,6 +207,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="other weights of the model, that are read instead")
     parser.add_argument("--drafter", help="a smaller model of the catalogue, which drafts for llama.cpp")
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the library")
+    parser.add_argument("--server", help="a llama-server, which is asked instead")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--most", type=int, help="questions, the first ones")
     parser.add_argument("--new-tokens", type=int, default=160)
@@ -153,7 +223,8 @@ def main() -> None:
             measured = peer_rows(args.library, args.python, file, prompts, loaded.decode, *rest)
         else:
             stops = [["\n"] if question.is_line else [] for question in asked]
-            measured = llama_rows(args.python, file, drafter, [ids for ids, _ in prompts], stops, *rest)
+            program, ids_of = args.server or args.python, [ids for ids, _ in prompts]
+            measured = (server_rows if args.server else llama_rows)(program, file, drafter, ids_of, stops, *rest)
         rows = [
             {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids), **each}
             for system, own in measured.items()

@@ -266,11 +266,11 @@ def two_threads() -> Cells:
     return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
 
 
-def servers() -> Cells:
+def servers(rows: Path) -> Cells:
     return [
         [row["server"], row["clients"], f"{float(row['tokens']) / float(row['seconds']):.1f}",
          f"{float(row['first']):.2f}", f"{row['same']} of {row['answers']}"]
-        for row in read_csv(ENGINE / "throughput.csv")
+        for row in read_csv(rows)
     ]  # fmt: skip
 
 
@@ -401,7 +401,10 @@ PAGES: dict[str, list[Table]] = {
         lambda: passes("passes-avx2.csv"),
         lambda: passes("passes-random.csv"),
     ],
-    "benchmarks/engine/servers.md": [servers],
+    "benchmarks/engine/servers.md": [
+        lambda: servers(SERVING / "throughput.csv"),
+        lambda: servers(ENGINE / "throughput.csv"),
+    ],
     "benchmarks/engine/harness.md": [harness],
     "benchmarks/gad_recipe.md": [
         lambda: gad_recipe.table(read_csv(STUDY / "gad-recipe.csv")),
@@ -418,6 +421,8 @@ PAGES: dict[str, list[Table]] = {
         lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
         two_threads,
+        lambda: peers.lines_of(read_csv(QWEN / "llama-server-0.5b.csv")),
+        lambda: peers.lines_of(read_csv(QWEN / "llama-server-1.5b.csv")),
         lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
         lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b-sampled.csv")),
