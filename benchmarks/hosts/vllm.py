@@ -192,11 +192,11 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     lines = []
     for model, by_model in grouped(rows, "model").items():
         methods = grouped(by_model, "method")
-        best = columns(methods["latticebpd"], "tokens", "steps")
+        best = columns(methods.get("latticebpd", ()), "tokens", "steps")
         for method, own in methods.items():
             rates = [float(each[0].get("tokens a second") or "nan") for each in grouped(own, "round").values()]
             (tokens, steps), drafted = columns(own, "tokens", "steps"), float(own[0]["drafted"])
-            ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" else None
+            ratio = pooled(*best, (tokens, steps)) if method != "latticebpd" and best.size else None
             accepted = (tokens.sum() - steps.sum()) / (drafted * steps.sum()) if drafted else None
             lines.append([
                 model, method, f"{np.median(rates):.1f}".replace("nan", ""), with_interval(*pooled(tokens, steps)),

@@ -145,7 +145,8 @@ class Savings:
             accepted = sum(max(len(each) - 1, 0) for each in written)
             passed = max(now - self._ended, 1e-9)
             verified = self.token_cost * self._drafted
-            self.budget.left += (accepted - verified) / self._rows - self._took / passed
+            took = min(self._took / passed, 1.0)  # more is the machine's other work
+            self.budget.left += (accepted - verified) / self._rows - took
             self._rows = 0
         return self.budget.allows()
 
@@ -171,7 +172,7 @@ def loaded_for(target: Any, config: Any, settings: Settings) -> Loaded:
     path = model if settings.path is None else Path(resolved(settings.path))
     expect(settings.path is None or path.exists(), f"{KEY}: a folder or file", settings.path)
     folder = path.parent if path.is_file() else path
-    lm = path if path.is_file() else bundled.LM if folder == bundled.MODEL else folder / "lm.fst"
+    lm = path if path.is_file() else bundled.LM if folder.resolve() == bundled.MODEL else folder / "lm.fst"
     loaded = Loaded(folder.name, model, folder, engine_view(target, config), lm=lm if lm.is_file() else None)
     family = None if path.is_file() else family_beside(folder)
     if family is None:
