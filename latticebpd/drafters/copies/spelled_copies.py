@@ -37,7 +37,8 @@ _NEXT = re.compile(rb"([^A-Za-z0-9_\x80-\xff]+)([A-Za-z0-9_\x80-\xff]+)")
 
 
 class SpelledCopies(Drafter):
-    """Drafts for rows with a constraint, within words; an empty tree elsewhere.  Its trees tell probabilities.
+    """Drafts for rows with a constraint, within words of values; an empty tree elsewhere, as in free text before a tool
+    call.  Its trees tell probabilities.
 
     tokens: of the model.
     """
@@ -56,6 +57,8 @@ class SpelledCopies(Drafter):
     def _tree(self, state: State) -> DraftTree:
         if (automaton := state.automaton) is None:
             return DraftTree.empty()
+        if after(automaton, state.automaton_state, self.tokens.encode("\n")[-1]) != ILLEGAL:
+            return DraftTree.empty()  # where a line may end there is no value of JSON, but text to draft as any other
         if (prompt := self._prompts.get(state.row)) is None:
             prompt = self._prompts[state.row] = self.tokens.bytes_of(state.tokens[: state.prompt_length])
         new = self.tokens.bytes_of(state.tokens[state.prompt_length :])

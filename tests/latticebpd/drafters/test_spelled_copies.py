@@ -7,9 +7,10 @@ from functools import lru_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latticebpd import DraftTree, Loaded, NoDrafter, State, json_schema, load
+from latticebpd import DraftTree, Loaded, NoDrafter, State, json_object, json_schema, load, regex
 from latticebpd.constraints.model_tokens import model_tokens
-from latticebpd.constraints.token_automaton import ILLEGAL, after
+from latticebpd.constraints.token_automaton import ILLEGAL, after, legal_path
+from latticebpd.constraints.triggered import Triggered
 from latticebpd.drafters.copies.spelled_copies import LEAST, LONGEST, SpelledCopies, copies
 
 SCHEMA = {
@@ -94,6 +95,21 @@ def test_no_constraint_no_draft() -> None:
     tokens = model_tokens(of.tokenizer, of.target.vocab_size)
     ids = tokens.encode("the river and the riv")
     assert SpelledCopies(tokens).propose([State(0, ids, 2, None, 9)]) == [DraftTree.empty()]
+
+
+def test_nothing_is_drafted_in_free_text() -> None:
+    """Where the same words are copied within a value."""
+    of = model()
+    tokens = model_tokens(of.tokenizer, of.target.vocab_size)
+    ids, new = tokens.encode("the old Rhine and "), tokens.encode("the old Rhi")
+    for constraint, drafts in (
+        (regex("(?s:.*)"), False), (Triggered(("<call>",), json_object()), False), (regex("[a-zA-Z ]*"), True),
+    ):  # fmt: skip
+        automaton = constraint.automaton(tokens, of.target.eos_ids)
+        _, reached = legal_path(automaton, automaton.start, new)
+        state = State(0, [*ids, *new], len(ids), None, 9, automaton=automaton, automaton_state=reached, asked=False)
+        (tree,) = SpelledCopies(tokens).propose([state])
+        assert bool(len(tree)) == drafts
 
 
 def test_default_drafts_are_copies_by_spelling_too_and_change_no_text() -> None:
