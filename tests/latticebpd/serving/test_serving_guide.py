@@ -24,7 +24,7 @@ PAGES = (DOCS / "serve.md", *sorted((DOCS / "serving").glob("*.md")))
 ADDRESS = "http://127.0.0.1:8000"
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for message in messages %}{{ message.content }}\n"
-    "{% endfor %}{# <tool_call> #}"
+    '{% endfor %}{# <tool_call>{"name": ...}</tool_call> #}'
 )
 
 

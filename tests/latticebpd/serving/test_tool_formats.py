@@ -298,7 +298,7 @@ def test_a_template_that_reads_tools_from_the_system_prompt_gets_them_there() ->
 
 
 def test_the_page_has_each_format() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "structured.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "serving" / "forms.md").read_text(encoding="utf-8")
     _, *rows = next(markdown_tables(page.partition("## Tool formats")[2]))
     calls = [html.unescape(re.sub("</?code>|`", "", row[-1])) for row in rows]
     expected = [form.written([{"name": "f", "arguments": {}}]).replace("\n", "⏎") for form in FORMATS]
