@@ -27,6 +27,7 @@ from benchmarks import (
 from benchmarks.common import grouped, pooled, read_csv, spread
 from benchmarks.hosts import vllm
 from benchmarks.qwen import peers
+from benchmarks.qwen.pass_at_1 import lines_of as pass_lines
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.serving import editor
 from benchmarks.smollm2 import amounts, drafters, trees
@@ -256,6 +257,12 @@ def readme_calls() -> Cells:
     return [[None, f"{float(peer[2]):.0f}", ""], *own]
 
 
+def pass_at_1() -> Cells:
+    """Of each model's answers: systems, and how many functions are right."""
+    sizes = {"0.5B": "pass-0.5b.csv", "1.5B": "pass-1.5b.csv"}
+    return [[size, *line] for size, name in sizes.items() for line in pass_lines(read_csv(QWEN / name))]
+
+
 def two_threads() -> Cells:
     """Tokens a second of both models with two threads, on the questions that llama.cpp has answered too."""
     columns = []
@@ -418,6 +425,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/qwen/speed.md": [
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
+        pass_at_1,
         lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
         two_threads,
@@ -431,7 +439,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/hosts/vllm.md": [
         lambda: vllm.lines_of(read_csv(HOSTS / "smollm2-one.csv")),
         lambda: [line for name in ("smollm2", "bundled") for line in vllm.lines_of(read_csv(HOSTS / f"{name}.csv"))],
-        lambda: unnamed([line[1:3] for line in vllm.lines_of(read_csv(HOSTS / "smollm2-random.csv"))]),
+        lambda: unnamed([line[1:4] for line in vllm.lines_of(read_csv(HOSTS / "smollm2-random.csv"))]),
     ],
     "benchmarks/serving/editor.md": [
         lambda: editor.lines_of(read_csv(SERVING / "editor-0.5b.csv")),
@@ -440,6 +448,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/structured/schemas.md": [
         lambda: instance_lines(read_csv(STRUCTURED / "instances.csv")),
         lambda: text_lines(read_csv(STRUCTURED / "schemas-bundled.csv")),
+        lambda: text_lines(read_csv(STRUCTURED / "schemas-0.5b.csv")),
         lambda: forced_lines(read_csv(STRUCTURED / "forced.csv")),
     ],
     "benchmarks/structured/tool_calls.md": [
