@@ -32,6 +32,7 @@ from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.serving import editor
 from benchmarks.smollm2 import amounts, drafters, trees
 from benchmarks.structured.forced import lines_of as forced_lines
+from benchmarks.structured.free_text import lines_of as free_lines
 from benchmarks.structured.parts import lines_of as part_lines
 from benchmarks.structured.peers import lines_of as call_peer_lines
 from benchmarks.structured.schemas import instance_lines, text_lines
@@ -456,6 +457,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b-150.csv")),
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-1.5b.csv")),
         lambda: part_lines(read_csv(STRUCTURED / "parts-0.5b.csv")),
+        lambda: free_lines(read_csv(STRUCTURED / "free-text-0.5b.csv")),
         lambda: call_peer_lines(read_csv(STRUCTURED / "peers-llama.csv")),
         lambda: call_peer_lines(read_csv(STRUCTURED / "peers-xgrammar.csv")),
     ],
