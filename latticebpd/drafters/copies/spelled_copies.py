@@ -46,7 +46,7 @@ class SpelledCopies(Drafter):
     needs_hidden = False
 
     def __init__(self, tokens: ModelTokens) -> None:
-        self.tokens = tokens
+        self.tokens, self._line_end = tokens, tokens.encode("\n")[-1:]
         self._prompts: dict[int, bytes] = {}  # by row
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
@@ -57,7 +57,7 @@ class SpelledCopies(Drafter):
     def _tree(self, state: State) -> DraftTree:
         if (automaton := state.automaton) is None:
             return DraftTree.empty()
-        if after(automaton, state.automaton_state, self.tokens.encode("\n")[-1]) != ILLEGAL:
+        if any(after(automaton, state.automaton_state, token) != ILLEGAL for token in self._line_end):
             return DraftTree.empty()  # where a line may end there is no value of JSON, but text to draft as any other
         if (prompt := self._prompts.get(state.row)) is None:
             prompt = self._prompts[state.row] = self.tokens.bytes_of(state.tokens[: state.prompt_length])
