@@ -176,7 +176,7 @@ def measure_parts(model: str, records: Sequence[Any], new_tokens: int, kept: Pat
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A line for each system."""
     by_system, lines = grouped(rows, "system"), []
-    for system in sorted(by_system, key=SYSTEMS.index):
+    for system in sorted(by_system, key=lambda name: (*SYSTEMS, name).index(name)):
         own, greedy = by_system[system], by_system[GREEDY]
         tokens, calls, drafted, seconds, right = columns(own, "tokens", "calls", "drafted", "seconds", "right").sum(
             axis=1

@@ -456,6 +456,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv")),
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b-150.csv")),
         lambda: call_lines(read_csv(STRUCTURED / "bfcl-1.5b.csv")),
+        lambda: call_lines(read_csv(STRUCTURED / "bfcl-0.5b-parts.csv")),
         lambda: part_lines(read_csv(STRUCTURED / "parts-0.5b.csv")),
         lambda: free_lines(read_csv(STRUCTURED / "free-text-0.5b.csv")),
         lambda: call_peer_lines(read_csv(STRUCTURED / "peers-llama.csv")),
