@@ -138,7 +138,7 @@ OLDER = {
     *(f"engine/answers{machine}" for machine in ("", "-avx2", "-zen5")),
     *(f"engine/passes{of}" for of in ("", "-avx2", "-busy", "-random", "-two-threads", "-zen5")),
     *("engine/harness", "engine/lookup", "engine/perplexity", "engine/throughput"),
-    *("jacobi", "precision-zen3", "word_lattices"),
+    *("jacobi", "precision-zen3"),
 }
 """Files of rows from before there was the column; ``benchmarks/README.md`` says so. The study's have none either."""
 

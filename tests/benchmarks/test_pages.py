@@ -1,5 +1,5 @@
-"""Every page's tables of measurements: those with committed rows are made again from them, cell by cell; the others are
-listed here with what would have to be committed, and no further ones may come."""
+"""Every page's tables of measurements are made again from committed rows, cell by cell, here or by the test that is
+named; the others hold no measurement of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from benchmarks.qwen import peers
 from benchmarks.qwen.pass_at_1 import lines_of as pass_lines
 from benchmarks.qwen.speed import lines_of as speed_lines
 from benchmarks.serving import editor
-from benchmarks.smollm2 import amounts, drafters, trees
+from benchmarks.smollm2 import amounts, beams, drafters, trees
 from benchmarks.structured.forced import lines_of as forced_lines
 from benchmarks.structured.free_text import lines_of as free_lines
 from benchmarks.structured.parts import lines_of as part_lines
@@ -384,15 +384,13 @@ def recipe_gains() -> Cells:
 
 
 Table = Callable[[], Cells] | str
-"""What makes it again; or the test that does, or why nothing does."""
+"""What makes it again; or the test that does, or `WORDS`."""
 WORDS = "no measurement"
-OLD = "measured before rows were kept: "
 
 
 def rows_of(name: str, lines_of: Callable[[Sequence[Mapping[str, str]]], Any]) -> Table:
-    """A table of rows that the page's command writes; as long as these are not committed it is an old one."""
-    path = RESULTS / name
-    return (lambda: lines_of(read_csv(path))) if path.exists() else OLD + f"the command for {name} awaits its run"
+    """A table of the rows that the page's command writes."""
+    return lambda: lines_of(read_csv(RESULTS / name))
 
 
 def searches(number: int) -> Table:
@@ -470,6 +468,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/smollm2/drafters.md": [lambda: by_strength(drafted(), drafters.LADDER)],
     "benchmarks/smollm2/learned_lattices.md": [
         equal_budgets,
+        lambda: beams.lines_of(read_csv(SMOLLM2 / "beams.csv")),
         lambda: unnamed(drafters.learned_lines(drafted())),
         drafting_times,
     ],
@@ -503,7 +502,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/study/together.md": ["test_study_together.py", WORDS],
     "benchmarks/word_lattices.md": [rows_of("word_lattices.csv", bench_word_lattices.lines_of)],
 }
-"""Every table of every page: what makes it again from committed rows, the test that does, or why nothing does."""
+"""Every table of every page: what makes it again from committed rows, the test that does, or `WORDS`."""
 
 
 def found_tables(page: str) -> list[list[list[str]]]:
