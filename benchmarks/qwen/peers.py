@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from benchmarks.common import columns, grouped, options, read_csv, run, stamped,
 from benchmarks.engine.peers import Peer
 from benchmarks.qwen.speed import Row, prompt_of, questions, text_hash
 from latticebpd import load
+from latticebpd.checks import expect
 from latticebpd.models.catalogue import GGUF_NAME, resolved
 
-SERVER = """
+BINDING = """
 import hashlib, json, sys, time
 import xllamacpp
 asked = json.load(sys.stdin)
@@ -69,7 +71,8 @@ LOOKUPS = {"OpenVINO": ["prompt lookup"], "transformers": ["prompt lookup 3", "p
 
 
 def llama_rows(
-    python: str,
+    name: str,
+    answers: Callable[[Row], list[Row]],
     model: Path,
     drafter: Path | None,
     prompts: list[list[int]],
@@ -77,74 +80,66 @@ def llama_rows(
     new_tokens: int,
     threads: int,
 ) -> dict[str, list[Row]]:
-    """Rows of each of llama.cpp's systems, in the order of the prompts.  stops: texts that end each answer."""
-    systems: dict[str, tuple[list[int] | None, Path | None]] = {
-        "llama.cpp": (None, None), "llama.cpp, lookup 12 and 48": ([12, 48], None),
-        "llama.cpp, lookup 3 and 3": ([3, 3], None),
+    """Rows of each of llama.cpp's systems, in the order of the prompts.
+
+    answers: of a system that is asked for as `BINDING` reads it.  stops: texts that end each answer.
+    """
+    systems: dict[str, Row] = {
+        name: {}, f"{name}, lookup 12 and 48": {"lookup": [12, 48]}, f"{name}, lookup 3 and 3": {"lookup": [3, 3]},
     }  # fmt: skip
     if drafter is not None:
-        systems["llama.cpp, smaller model"] = (None, drafter)
-    rows = {}
-    for name, (lookup, other) in systems.items():
-        asked = {"model": str(model), "drafter": other and str(other), "lookup": lookup, "prompts": prompts,
-                 "stops": stops, "tokens": new_tokens, "threads": threads}  # fmt: skip
-        done = subprocess.run([python, "-c", SERVER], input=json.dumps(asked), capture_output=True, text=True)
-        lines = [line[4:] for line in done.stdout.splitlines() if line.startswith("row ")]
-        if len(lines) != len(prompts):
-            raise ValueError(f"{name}: expected {len(prompts)} answers, got {len(lines)}: {done.stderr[-300:]}")
-        rows[name] = [json.loads(line) for line in lines]
-        print(f"{name}: done", file=sys.stderr)
-    return rows
-
-
-def server_rows(
-    server: str,
-    model: Path,
-    drafter: Path | None,
-    prompts: list[list[int]],
-    stops: list[list[str]],
-    new_tokens: int,
-    threads: int,
-) -> dict[str, list[Row]]:
-    """As `llama_rows`, of a ``llama-server``; processor time is not known."""
-    lookup = "--spec-type ngram-simple --spec-ngram-simple-size-n {} --spec-ngram-simple-size-m {}"
-    systems = {
-        "llama-server": [],
-        "llama-server, lookup 12 and 48": lookup.format(12, 48).split(),
-        "llama-server, lookup 3 and 3": lookup.format(3, 3).split(),
-    }
-    if drafter is not None:
-        each = f"--spec-draft-threads {threads} --spec-draft-threads-batch {threads} --spec-type draft-simple"
-        systems["llama-server, smaller model"] = [*each.split(), "--spec-draft-model", str(drafter)]
+        systems[f"{name}, smaller model"] = {"drafter": str(drafter)}
+    common = {"model": str(model), "drafter": None, "lookup": None, "prompts": prompts, "stops": stops}
     rows = dict[str, list[Row]]()
-    for name, flags in systems.items():
-        port, own = free_port(), list[Row]()
-        command = f"{server} --threads {threads} --threads-batch {threads} --ctx-size 4096 --parallel 1 --port {port}"
-        with subprocess.Popen(
-            [*command.split(), "--model", str(model), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            try:
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-                    await_health(client, process, name)
-                    for number, prompt in enumerate(prompts):
-                        fields = {"n_predict": new_tokens, "temperature": 0, "stop": stops[number]}
-                        begun = time.perf_counter()
-                        answer = client.post("/completion", json={"prompt": prompt, "cache_prompt": False, **fields})
-                        seconds, record = time.perf_counter() - begun, answer.raise_for_status().json()
-                        own.append({"number": number, "tokens": record["tokens_predicted"], "seconds": seconds,
-                                    "processor": "", "text": text_hash(record["content"])})  # fmt: skip
-            finally:
-                process.terminate()
-        rows[name] = own
-        print(f"{name}: done", file=sys.stderr)
+    for system, drafts in systems.items():
+        rows[system] = answers({**common, **drafts, "tokens": new_tokens, "threads": threads})
+        print(f"{system}: done", file=sys.stderr)
     return rows
 
 
-def await_health(client: httpx.Client, process: subprocess.Popen[bytes], name: str) -> None:
+def binding_answers(python: str, asked: Row) -> list[Row]:
+    """By the Python binding, in an interpreter that has it; ValueError if it fails."""
+    done = subprocess.run([python, "-c", BINDING], input=json.dumps(asked), capture_output=True, text=True)
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("row ")]
+    wanted = len(asked["prompts"])
+    expect(len(rows) == wanted, f"{wanted} answers by xllamacpp", f"{len(rows)}: {done.stderr[-300:]}")
+    return rows
+
+
+def server_answers(server: str, asked: Row) -> list[Row]:
+    """By a ``llama-server``; its processor time is not known. ValueError if it ends before it answers."""
+    threads, port, rows = asked["threads"], free_port(), list[Row]()
+    flags = f"--threads {threads} --threads-batch {threads} --ctx-size 4096 --parallel 1 --port {port}"
+    if asked["lookup"]:
+        sizes = "--spec-ngram-simple-size-n {} --spec-ngram-simple-size-m {}".format(*asked["lookup"])
+        flags += f" --spec-type ngram-simple {sizes}"
+    command = [server, *flags.split(), "--model", asked["model"]]
+    if asked["drafter"]:
+        own = f"--spec-type draft-simple --spec-draft-threads {threads} --spec-draft-threads-batch {threads}"
+        command += [*own.split(), "--spec-draft-model", asked["drafter"]]
+    quiet = subprocess.DEVNULL
+    with (
+        subprocess.Popen(command, stdout=quiet, stderr=quiet) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client,
+    ):
+        try:
+            await_health(client, process)
+            for number, (prompt, stop) in enumerate(zip(asked["prompts"], asked["stops"], strict=True)):
+                body = {"prompt": prompt, "n_predict": asked["tokens"], "stop": stop}
+                begun = time.perf_counter()
+                answer = client.post("/completion", json={**body, "temperature": 0, "cache_prompt": False})
+                seconds, record = time.perf_counter() - begun, answer.raise_for_status().json()
+                rows.append({"number": number, "tokens": record["tokens_predicted"], "seconds": seconds,
+                             "processor": "", "text": text_hash(record["content"])})  # fmt: skip
+        finally:
+            process.terminate()
+    return rows
+
+
+def await_health(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
     """Return once a server has loaded its model; ValueError if it ends instead."""
     while True:
-        if process.poll() is not None:
-            raise ValueError(f"{name}: expected a server, got exit status {process.returncode}")
+        expect(process.poll() is None, "a llama-server that runs", f"exit status {process.returncode}")
         try:
             if client.get("/health").status_code == httpx.codes.OK:
                 return
@@ -223,8 +218,9 @@ def main() -> None:
             measured = peer_rows(args.library, args.python, file, prompts, loaded.decode, *rest)
         else:
             stops = [["\n"] if question.is_line else [] for question in asked]
-            program, ids_of = args.server or args.python, [ids for ids, _ in prompts]
-            measured = (server_rows if args.server else llama_rows)(program, file, drafter, ids_of, stops, *rest)
+            binding, server = partial(binding_answers, args.python), partial(server_answers, args.server)
+            program = ("llama-server", server) if args.server else ("llama.cpp", binding)
+            measured = llama_rows(*program, file, drafter, [ids for ids, _ in prompts], stops, *rest)
         rows = [
             {"question": question.name, "kind": question.kind, "system": system, "prompt": len(ids), **each}
             for system, own in measured.items()

@@ -16,7 +16,6 @@ request, and every round begins with a line of its own, so that nothing of it is
 from __future__ import annotations
 
 import json
-import lzma
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.common import grouped, named, options, read_csv, run, signature, stamped, table, write_csv
+from benchmarks.common import grouped, named, options, read_csv, read_lines, run, signature, stamped, table, write_csv
 from latticebpd.checks import expect
 
 Row = dict[str, Any]
@@ -42,8 +41,7 @@ NEXT = "Go on with the next file."
 
 def read_tasks(path: Path) -> list[Row]:
     """The tasks that leave out one line; ValueError without any."""
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines:
-        tasks = [task for line in lines if (task := json.loads(line))["task_id"].startswith(SINGLE_LINES)]
+    tasks = [task for task in read_lines(path) if task["task_id"].startswith(SINGLE_LINES)]
     expect(tasks, f"tasks whose ids begin with {SINGLE_LINES}", "none", of=path)
     return tasks
 

@@ -11,7 +11,6 @@ grammar does not accept so (another order of properties), are counted and left o
 from __future__ import annotations
 
 import json
-import lzma
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from benchmarks.common import (
     interval,
     options,
     read_csv,
+    read_lines,
     run,
     signature,
     stamped,
@@ -63,22 +63,20 @@ def replayed(automaton: TokenAutomaton, text: Sequence[int]) -> dict[str, int] |
 def measure(path: Path, tokens: ModelTokens, eos: int) -> tuple[list[dict[str, Any]], Counter[str]]:
     """A row for each valid instance; what was left out."""
     rows, left_out = list[dict[str, Any]](), Counter[str]()
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            valid = [test["data"] for test in record["tests"] if test["valid"]]
-            try:
-                constraint = json_schema(record["schema"])
-            except ValueError:
-                left_out["of schemas that are refused"] += len(valid)
-                continue
-            for number, value in enumerate(valid):
-                text = [*tokens.encode(json.dumps(value, ensure_ascii=False)), eos][:LONGEST]
-                counts = replayed(constraint.automaton(tokens, [eos]), text)
-                if counts is None:
-                    left_out["written in another way"] += 1
-                else:
-                    rows.append({"instance": f"{record['id']} {number}", "group": record["group"], **counts})
+    for record in read_lines(path):
+        valid = [test["data"] for test in record["tests"] if test["valid"]]
+        try:
+            constraint = json_schema(record["schema"])
+        except ValueError:
+            left_out["of schemas that are refused"] += len(valid)
+            continue
+        for number, value in enumerate(valid):
+            text = [*tokens.encode(json.dumps(value, ensure_ascii=False)), eos][:LONGEST]
+            counts = replayed(constraint.automaton(tokens, [eos]), text)
+            if counts is None:
+                left_out["written in another way"] += 1
+            else:
+                rows.append({"instance": f"{record['id']} {number}", "group": record["group"], **counts})
     return rows, left_out
 
 

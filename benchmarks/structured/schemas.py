@@ -14,7 +14,6 @@ allow any white space here, and instances are written without any. A run that wa
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from benchmarks.common import (
     write_csv,
     write_json,
 )
+from benchmarks.qwen.speed import text_hash
 from benchmarks.structured.tool_calls import DEFAULT, FORCED, GREEDY, drafter
 from latticebpd import Loaded, NoDrafter, TextCache, json_schema, load
 from latticebpd.checks import expect
@@ -83,7 +83,7 @@ def written(loaded: Loaded, record: Mapping[str, Any], system: str, length: int,
     return {"schema": record["id"], "group": record["group"], "system": system, "tokens": out.num_tokens,
             "calls": out.num_calls + sum(map(bool, out.prefilled)), "drafted": out.verified_tokens,
             "complete": int(complete), "valid": int(complete and is_valid(record["schema"], text)),
-            "text": hashlib.sha256(text.encode()).hexdigest()[:12]}  # fmt: skip
+            "text": text_hash(text)}  # fmt: skip
 
 
 def judged(record: Mapping[str, Any], tokens: ModelTokens, eos: int, matcher_of: Any) -> Row:

@@ -71,7 +71,7 @@ class ModelTokens:
         if self._names.keys().isdisjoint(ids):
             return ids
         names = "|".join(map(re.escape, self._names.values()))
-        parts = re.sub(names, lambda name: name[0][0] + _CUT + name[0][1:], text).split(_CUT)
+        parts = re.sub(names, lambda name: name[0][0] + NO_TEXT + name[0][1:], text).split(NO_TEXT)
         return [token for part in parts for token in self.encode(part)] if len(parts) > 1 else ids
 
     @cached_property
@@ -97,7 +97,7 @@ class ModelTokens:
         return []
 
 
-_CUT = "\udcff"
+NO_TEXT = "\udcff"
 """A character that no text has."""
 
 

@@ -13,12 +13,12 @@ from threading import Lock
 import numpy as np
 
 from latticebpd.constraints.constraint import Constraint
-from latticebpd.constraints.model_tokens import ModelTokens, PerModel
+from latticebpd.constraints.model_tokens import NO_TEXT, ModelTokens, PerModel
 from latticebpd.constraints.token_automaton import ILLEGAL, TokenAutomaton
 
 _LOCK = Lock()
-START = "\udcff"
-"""In a trigger, the beginning of the text: a character that no text has."""
+START = NO_TEXT
+"""In a trigger, the beginning of the text."""
 
 
 @dataclass(frozen=True, eq=False)

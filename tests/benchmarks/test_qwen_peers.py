@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,64 @@ def test_a_library_warms_up_and_its_tokens_count_up_to_the_limit(monkeypatch: py
     ]
     flat[3]["text"] = "other"
     assert peers.lines_of(flat)[1][3] == "1 of 2"
+
+
+LLAMA_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if flags["--model"] == "bad":
+    sys.exit(3)
+loading = [503]
+
+class Answers(BaseHTTPRequestHandler):
+    def reply(self, status, record):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(record).encode())
+
+    def do_GET(self):
+        self.reply(loading.pop() if loading else 200, {{}})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = json.dumps([sorted(flags.items()), body], sort_keys=True)
+        self.reply(200, {{"content": text, "tokens_predicted": len(body["prompt"])}})
+
+    def log_message(self, *_):
+        pass
+
+HTTPServer(("127.0.0.1", int(flags["--port"])), Answers).serve_forever()
+"""
+"""Writes how it was started and what it was asked."""
+
+
+def test_llama_server_is_asked_as_the_binding_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text(LLAMA_SERVER.format(python=sys.executable))
+    server.chmod(0o755)
+    monkeypatch.setattr(peers, "text_hash", lambda text: text)
+    answers, prompts, stops = partial(peers.server_answers, str(server)), [[5, 6], [7]], [[], ["end"]]
+    rows = peers.llama_rows("llama-server", answers, Path("file"), Path("small"), prompts, stops, 4, 2)
+    flags = [
+        {}, {"--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": "12", "--spec-ngram-simple-size-m": "48"},
+        {"--spec-type": "ngram-simple", "--spec-ngram-simple-size-n": "3", "--spec-ngram-simple-size-m": "3"},
+        {"--spec-type": "draft-simple", "--spec-draft-model": "small", "--spec-draft-threads": "2",
+         "--spec-draft-threads-batch": "2"},
+    ]  # fmt: skip
+    assert [*rows] == [f"llama-server{each}" for each in ("", *(f", {name}" for name in (
+        "lookup 12 and 48", "lookup 3 and 3", "smaller model")))]  # fmt: skip
+    common = {"--threads": "2", "--threads-batch": "2", "--ctx-size": "4096", "--parallel": "1", "--model": "file"}
+    for own, expected in zip(rows.values(), flags, strict=True):
+        assert [(row["number"], row["tokens"], row["processor"]) for row in own] == [(0, 2, ""), (1, 1, "")]
+        for row, prompt, stop in zip(own, prompts, stops, strict=True):
+            started, body = json.loads(row["text"])
+            assert {name: value for name, value in started if name != "--port"} == common | expected
+            asked = {"prompt": prompt, "n_predict": 4, "stop": stop, "temperature": 0, "cache_prompt": False}
+            assert body == asked
+    with pytest.raises(ValueError, match="expected a llama-server that runs, got exit status 3"):
+        peers.llama_rows("llama-server", answers, Path("bad"), None, prompts, stops, 4, 1)
 
 
 @pytest.mark.long
