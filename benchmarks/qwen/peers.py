@@ -205,12 +205,13 @@ def main() -> None:
     parser.add_argument("--server", help="a llama-server, which is asked instead")
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--most", type=int, help="questions, the first ones")
+    parser.add_argument("--left-out", type=int, default=0, help="so many questions before them")
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if not args.table:
-        asked, loaded = questions(args.questions, args.most), load(args.model)
+        asked, loaded = questions(args.questions, args.most, args.left_out), load(args.model)
         prompts = [prompt_of(loaded, question) for question in asked]
         drafter = None if args.drafter is None else Path(resolved(args.drafter)) / GGUF_NAME
         file, rest = args.file or loaded.folder / GGUF_NAME, (args.new_tokens, args.threads)

@@ -92,9 +92,9 @@ def read_tasks(path: Path) -> list[Row]:
     return [record for _, record in in_turn(pairs, itemgetter(0))]
 
 
-def questions(path: Path, most: int | None) -> list[Question]:
-    """The first questions of a file."""
-    return [question_of(record) for record in read_tasks(path)[:most]]
+def questions(path: Path, most: int | None, left_out: int = 0) -> list[Question]:
+    """Questions of a file, after so many that are left out: those that others have read."""
+    return [question_of(record) for record in read_tasks(path)[left_out:][:most]]
 
 
 def prompt_of(loaded: Loaded, question: Question) -> tuple[list[int], list[int]]:
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of rows")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="of these, separated by commas")
     parser.add_argument("--most", type=int, help="questions, the first ones")
+    parser.add_argument("--left-out", type=int, default=0, help="so many questions before them")
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--threads", type=int, default=1)
@@ -198,7 +199,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.table:
         set_up(args.threads)
-        asked, systems = questions(args.questions, args.most), args.systems.split(",")
+        asked, systems = questions(args.questions, args.most, args.left_out), args.systems.split(",")
         rows = measure(args.model, asked, systems, args.new_tokens, args.temperature)
         write_csv(args.output, stamped(rows, Path(resolved(args.model))))
         about = {name: str(getattr(args, name)) for name in ("model", "new_tokens", "temperature", "threads")}

@@ -183,6 +183,7 @@ def test_infilling_tasks_take_turns_by_kind_and_function(tmp_path: Path) -> None
     assert names == ["Line/f/1", "Span/f/1", "Line/g/1", "Span/g/1", "Line/f/2", "Line/g/2"]
     first = speed.questions(path, 1)
     assert first == [("Line/f/1", "Line", "ab1", "\nfed")]
+    assert [question.name for question in speed.questions(path, 2, left_out=3)] == names[3:5]
 
 
 def test_what_is_filled_in_ends_at_the_model_s_tokens_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

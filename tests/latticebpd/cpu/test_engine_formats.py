@@ -115,6 +115,17 @@ def test_a_row_of_numbers_has_its_bits_in_any_company(kind: str) -> None:
         assert (matrix.multiply(x) == single).all()
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("inputs", [16_384, 65_536])
+def test_long_rows_are_taken_in_blocks_of_fewer(kind: str, inputs: int) -> None:
+    matrix = matrix_of(kind, blocks_of(kind, 33, inputs), 33, inputs)
+    x = np.random.default_rng(8).standard_normal((27, inputs)).astype(np.float32)
+    for isa in range(_engine.isas()):
+        single = np.concatenate([matrix.multiply(row[None], 1, isa) for row in x])
+        for rows in (12, 13, 20, 27):
+            assert (matrix.multiply(x[-rows:], 1 + rows % 2, isa) == single[-rows:]).all(), (isa, rows)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_small_whole_activations_lose_nothing(kind: str) -> None:
     blocks = blocks_of(kind, 20, 256)
