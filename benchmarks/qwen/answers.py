@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Collection
 from io import BytesIO
 from pathlib import Path
 
@@ -80,32 +81,34 @@ def unpack(path: Path, prompts: Texts, written: Path) -> None:
 LEFT_OUT = {"summ_dialog"}
 """Kinds of prompts whose text may not be used commercially."""
 HELD_OUT = 16
-"""Every so many-th answer is held out."""
+"""Every so many-th answer is held out, unless shards are."""
 
 
-def corpus(written: Path, kinds: list[str], folder: Path) -> None:
+def corpus(written: Path, kinds: list[str], folder: Path, held_out: Collection[int] = ()) -> None:
     """Write what drafts learn from: prompts with their answers, without those of `LEFT_OUT` kinds.
 
     ``learn.npz`` and ``held-out.npz`` are of the shards whose hidden states `distill` stored, with these states, or of
     all if there are none; ``more.npz`` has the other shards, from which only n-gram models learn.
-    kinds: of all prompts, in order.
+    kinds: of all prompts, in order.  held_out: shards that are held out, in place of single answers: those to prompts
+    of which an n-gram model has another model's answers, say, would make that n-gram model look better than it is.
     """
     directory, own = distilled_directory(written), states_directory(written)
     size = directory.settings()["options"]["shard_prompts"]
     numbers = [int(file.stem[6:]) for file in sorted(directory.path.glob("shard-*.npz"))]
     stated = [number for number in numbers if own.file(number).exists()]
-    texts, states = list[Texts](), list[torch.Tensor]()
+    texts, states, apart = list[Texts](), list[torch.Tensor](), list[bool]()
     for number in stated or numbers:
         shard = Texts.load(directory.file(number))
         kept = allowed(len(shard), kinds[number * size :])
         texts.append(shard.chosen(kept))
+        apart += [number in held_out] * len(kept)
         if stated:
             rows = load_file(own.file(number))[LAST].split(shard.answer_lengths.tolist())
             states += [rows[row] for row in kept]
     every = Texts.joined(texts)
-    held_out = np.arange(len(every)) % HELD_OUT == 0
+    chosen_apart = np.array(apart) if held_out else np.arange(len(every)) % HELD_OUT == 0
     folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("held-out", held_out), ("learn", ~held_out)):
+    for name, chosen in (("held-out", chosen_apart), ("learn", ~chosen_apart)):
         path, rows = folder / f"{name}.npz", np.flatnonzero(chosen).tolist()
         if stated:
             to = states_directory(path)

@@ -24,22 +24,25 @@ from latticebpd.scoring.calibration import calibration_path
 
 LATER = "0.7,0.5,0.4,0.3,0.25"
 """How often heads after the first learn: draft trees have fewer and fewer nodes from slot to slot."""
-SHAPE = "--kind conditioned --num-heads 7 --intermediate-size 640 --shortlist 16384"
+SHAPE = "--kind conditioned"
 TRAINING = "--warmup-steps 50 --checkpoint-every 50 --validation-every 200 --serving-prompts 0 --precision bfloat16"
 LABELS = "--batch-size 40 --head-positions 0.25 --labels model --label-temperature 0.5 --weight-decay 1"
-HEADS = f"{SHAPE} --head-weights 1,{LATER} --learning-rate 2e-3 {LABELS} {TRAINING}"
-TRANSITIONS = (
-    f"--warm-start --freeze-heads --transitions 512 --head-weights 0,{LATER} --learning-rate 2e-3 {LABELS} {TRAINING}"
-)
+TRANSITIONS = "--warm-start --freeze-heads"
 LATTICES = "--weights gguf --teacher-force --max-new-tokens 256 --context 1024 -k 16"
 
 
-def heads(work: Path, model: Path, steps: int) -> Path:
-    """Heads, then their transitions; a directory that `load` takes."""
+def heads(work: Path, model: Path, steps: int, count: int, width: int, transitions: int, shortlist: str) -> Path:
+    """So many heads, then their transitions, of these widths; a directory that `load` takes."""
     texts = (work / "learn.npz", "--validation", work / "held-out.npz")
     marginal, tied = work / "marginal-heads", work / "heads"
-    latticebpd("train heads", *texts, "--model", model, f"{HEADS} --steps {steps} -o", marginal)
-    latticebpd("train heads", *texts, "--model", marginal, f"{TRANSITIONS} --steps {steps // 3} -o", tied)
+    later = ",".join(LATER.split(",")[: count - 1])
+    common = f"--learning-rate 2e-3 {LABELS} {TRAINING}"
+    shape = (
+        f"{SHAPE} --shortlist {shortlist} --num-heads {count + 1} --intermediate-size {width} --head-weights 1,{later}"
+    )
+    latticebpd("train heads", *texts, "--model", model, f"{shape} {common} --steps {steps} -o", marginal)
+    shape = f"{TRANSITIONS} --transitions {transitions} --head-weights 0,{later}"
+    latticebpd("train heads", *texts, "--model", marginal, f"{shape} {common} --steps {steps // 3} -o", tied)
     return tied
 
 
@@ -60,13 +63,21 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the model's .gguf file")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--steps", type=int, default=900, help="updates of the heads")
+    parser.add_argument("--heads", type=int, default=6, help="after the model's own prediction")
+    parser.add_argument("--widths", type=int, nargs=2, default=(640, 512), help="of heads and of transitions")
+    parser.add_argument("--shortlist", default="16384", help="most frequent tokens, or a model whose heads' tokens")
+    parser.add_argument("--lm", type=Path, help="an n-gram model that is there, in place of one of these answers")
+    parser.add_argument("--held-out", type=int, nargs="*", default=(), help="shards; by default every 16th answer")
     args = parser.parse_args()
     work, model = args.work, args.model
     kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
-    stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work))
-    trained, lm = heads(work, model, args.steps), work / "lm.fst"
+    stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work, args.held_out))
+    trained, lm = heads(work, model, args.steps, args.heads, *args.widths, args.shortlist), work / "lm.fst"
     texts = [path for path in (work / "learn.npz", work / "more.npz") if path.exists()]
-    stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", trained, "-o", lm))
+    if args.lm is None:
+        stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", trained, "-o", lm))
+    else:
+        stage(lm, lambda: copy(args.lm, lm))
     calibrated(work / "without-heads", lm, work / "held-out.npz")
     package, lattices = work / "with-heads", work / "lattices"
     stage(package / GGUF_NAME, lambda: (package / GGUF_NAME).symlink_to(model.absolute()))

@@ -70,11 +70,9 @@ def block_drafter(
     from latticebpd.drafters.block.block_checkpoints import load_block_drafter
     from latticebpd.drafters.block.block_network import BlockDrafter, config_for
     from latticebpd.drafters.block.lattice_reranker import RerankerConfig
-    from latticebpd.loading import load
     from latticebpd.models.load_target import load_stock, load_tokenizer
     from latticebpd.models.transformers.transformers_model import TransformersModel
-    from lm_training.cli.training_run import mask_token_id, report_shortlist, run_record, training_run
-    from lm_training.data.shortlist import shortlist_of
+    from lm_training.cli.training_run import drafted_tokens, mask_token_id, report_shortlist, run_record, training_run
     from lm_training.data.training_data import load_head_data
     from lm_training.families.block import train_block_drafter, with_head
 
@@ -95,18 +93,10 @@ def block_drafter(
         new = with_head(load_block_drafter(head_on), not whole, **head)
         listed = None if new.draft_tokens is None else new.draft_tokens.numpy()
     else:
-        tokenizer, listed = load_tokenizer(model), None
+        tokenizer = load_tokenizer(model)
         if mask_token is None:
             mask_token = mask_token_id(tokenizer, model, "; name one with --mask-token")
-        if shortlist is not None and shortlist.isdecimal():
-            listed = shortlist_of(learnt.texts, TransformersModel.of(target).vocab_size, int(shortlist))
-        elif shortlist is not None:
-            listed = load(shortlist).lattice_source().shortlist
-            if listed is None:
-                wanted = "a model whose drafter knows a shortlist"
-                raise ValueError(f"{shortlist}: expected {wanted}, found none; give a number")
-        wanted = "--shortlist >= 1 and written tokens to choose from"
-        expect(listed is None or len(listed), wanted, f"{shortlist} and {learnt.texts.num_labels}")
+        listed = drafted_tokens(shortlist, learnt.texts, TransformersModel.of(target).vocab_size)
         chosen = tuple(layer - 1 for layer in positive_numbers("--layers", layers)) if layers else ()
         config = config_for(
             target,

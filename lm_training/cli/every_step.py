@@ -31,7 +31,9 @@ def every_step(
     prompts: int = typer.Option(16384, min=4, help="At most so many prompts."),
     max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens that the model writes after each."),
     steps: int = typer.Option(2000, min=1, help="Updates of the heads; their transitions get a third as many."),
-    shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
+    shortlist: str | None = typer.Option(
+        None, help="Restrict the heads to so many most frequent tokens; or to those of a model's heads."
+    ),
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
 ) -> dict[str, Any]:

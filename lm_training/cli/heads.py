@@ -51,7 +51,9 @@ def heads(
     ),
     intermediate_size: int | None = typer.Option(None, min=1, help="Hidden width of a head; the model's by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
-    shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
+    shortlist: str | None = typer.Option(
+        None, help="Restrict the heads to so many most frequent tokens; or to those of a model's heads."
+    ),
     layers: str | None = typer.Option(None, help="Read these layers' states too, such as 26; counted from 1."),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     transitions: int | None = typer.Option(
@@ -84,8 +86,7 @@ def heads(
     from latticebpd.models.catalogue import resolved
     from latticebpd.models.load_target import load_stock
     from latticebpd.models.transformers.transformers_model import TransformersModel
-    from lm_training.cli.training_run import is_new_run, report_shortlist, run_record, training_run
-    from lm_training.data.shortlist import shortlist_of
+    from lm_training.cli.training_run import drafted_tokens, is_new_run, report_shortlist, run_record, training_run
     from lm_training.data.training_data import load_head_data
     from lm_training.families.heads import train_heads
 
@@ -106,7 +107,7 @@ def heads(
         raise ValueError(f"{windows[0]}: expected {wanted}, got a corpus")
     vocabulary = tokenizer or Path(resolved(model)) / "tokenizer.json"
     torch.manual_seed(options.seed)
-    tokens = None if shortlist is None else shortlist_of(learnt.texts, TransformersModel.of(base).vocab_size, shortlist)
+    tokens = drafted_tokens(shortlist, learnt.texts, TransformersModel.of(base).vocab_size)
     files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
     shape = (kind, num_heads, intermediate_size, num_layers, tokens)
     blockwise = warm or BlockwiseLM(base, new_heads(base, *shape).float())

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 
 from fst.files import copy
+from latticebpd import load
+from latticebpd.checks import expect
 from latticebpd.console import err, progress
-from lm_training.data.shortlist import coverage
+from latticebpd.lattices.texts import Texts
+from lm_training.data.shortlist import coverage, shortlist_of
 from lm_training.data.training_data import HeadData
 from lm_training.training.training_loop import LOG, STATE_WEIGHTS, Process
 from lm_training.training.training_options import LoopOptions
@@ -45,6 +48,26 @@ def run_record(output: Path) -> dict[str, Any]:
 def is_new_run(output: Path, process: Process) -> bool:
     """Whether this process is the first one of a run without a checkpoint."""
     return not process.rank and not (output / STATE_WEIGHTS).exists()
+
+
+def drafted_tokens(shortlist: str | None, texts: Texts, vocab_size: int) -> np.ndarray | None:
+    """``[n]`` ascending: so many frequent tokens of the texts, or those of a model's heads; None: all.
+
+    ValueError for a number below 1, texts without written tokens, and a model without such heads or with others'.
+    """
+    if shortlist is None:
+        return None
+    if shortlist.isdecimal():
+        tokens = shortlist_of(texts, vocab_size, int(shortlist))
+        wanted = "--shortlist >= 1 and written tokens to choose from"
+        expect(len(tokens), wanted, f"{shortlist} and {texts.num_labels}")
+        return tokens
+    known: np.ndarray | None = load(shortlist).lattice_source().shortlist
+    if known is None:
+        wanted = "a model whose heads know a shortlist"
+        raise ValueError(f"{shortlist}: expected {wanted}, found none; give a number")
+    expect(int(known.max()) < vocab_size, f"tokens below {vocab_size}", int(known.max()), of=shortlist)
+    return known
 
 
 def report_shortlist(process: Process, shortlist: np.ndarray | None, learnt: HeadData, held_out: HeadData) -> None:

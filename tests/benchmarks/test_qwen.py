@@ -162,6 +162,12 @@ def test_a_corpus_leaves_out_what_may_not_be_used_and_holds_out_every_sixteenth_
     if stated == (2,):
         others = [row[2] for row, _ in Texts.load(tmp_path / "more.npz").items()]
         assert others == [100 + number for number in range(30) if number != 1]
+    if stated == (0, 2):
+        corpus(written, kinds, tmp_path / "by-shard", held_out=[2])
+        for name, shard in (("held-out", 2), ("learn", 0)):
+            texts = Texts.load(tmp_path / "by-shard" / f"{name}.npz")
+            assert [row[2] for row, _ in texts.items()] == [number for number in kept if (number - 100) // 30 == shard]
+            assert load_states(tmp_path / "by-shard" / f"{name}.npz", texts) is not None
 
 
 def test_questions_of_both_kinds_are_asked_as_they_are_meant(tmp_path: Path) -> None:

@@ -349,6 +349,16 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     model = BlockwiseLM.from_pretrained(tmp_path / "out")
     assert model.shortlist is not None
     assert len(model.shortlist) == 15
+    more[more.index("15")] = str(tmp_path / "out")
+    command[-1] = str(tmp_path / "again")
+    result = CliRunner().invoke(app, command + more, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert (BlockwiseLM.from_pretrained(tmp_path / "again").shortlist == model.shortlist).all()
+    for wrong, said in ((str(tmp_path / "model"), "expected a model with heads"), ("0", ">= 1")):
+        more[more.index("--shortlist") + 1] = wrong
+        result = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "no"), *more], catch_exceptions=False)
+        assert result.exit_code == 2
+        assert said in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8", "torch"])
