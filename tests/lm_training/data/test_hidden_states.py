@@ -354,11 +354,10 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, command + more, catch_exceptions=False)
     assert result.exit_code == 0
     assert (BlockwiseLM.from_pretrained(tmp_path / "again").shortlist == model.shortlist).all()
-    for wrong, said in ((str(tmp_path / "model"), "expected a model with heads"), ("0", ">= 1")):
+    for wrong, said in ((str(tmp_path / "model"), "expected a model with heads"), ("0", "--shortlist >= 1")):
         more[more.index("--shortlist") + 1] = wrong
-        result = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "no"), *more], catch_exceptions=False)
-        assert result.exit_code == 2
-        assert said in " ".join(result.output.split())
+        with pytest.raises(ValueError, match=said):
+            CliRunner().invoke(app, [*command[:-1], str(tmp_path / "no"), *more], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8", "torch"])
