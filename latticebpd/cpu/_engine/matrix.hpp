@@ -102,7 +102,9 @@ class Matrix {
         bias_ = std::move(bias);
     }
 
-    Panels panels() const { return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs}; }
+    Panels panels() const {
+        return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs, reads_ahead()};
+    }
     std::size_t width() const { return panel_width(type); }
     std::size_t count() const { return (outputs + width() - 1) / width(); }
     std::size_t bytes() const { return count() * panel_bytes(type, inputs); }

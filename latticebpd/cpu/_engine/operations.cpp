@@ -11,7 +11,7 @@ namespace engine {
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows this one.
+// Not every compiler's __builtin_cpu_supports knows F16C.
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -31,6 +31,14 @@ std::vector<const Operations*> supported() {
 }
 
 }  // namespace
+
+bool reads_ahead() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
 
 const std::vector<const Operations*>& operations() {
     static const std::vector<const Operations*> all = supported();

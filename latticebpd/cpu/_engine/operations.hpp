@@ -43,6 +43,7 @@ struct Panels {
     const std::uint8_t* weights;
     const float* bias;
     std::size_t outputs, inputs;
+    bool reads_ahead;  // as `reads_ahead()`
 };
 
 struct Rotation {
@@ -121,6 +122,9 @@ extern const Operations plain_operations;
 #if defined(__x86_64__)
 extern const Operations avx2_operations, avx512_operations;
 #endif
+
+// Whether the processor reads a stream of weights ahead by itself, faster than by prefetches: AMD's do.
+bool reads_ahead();
 
 // Of the processor, widest first.
 const std::vector<const Operations*>& operations();
