@@ -27,13 +27,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECORD = DOCS / "decodes.json"
 MODELS = {
-    "SmolLM2 135M": ("smollm2", "test", "chat: Spec-Bench"),
+    "SmolLM2 135M": ("smollm2", "unread", "chat: Spec-Bench"),
     "Qwen2.5-Coder 0.5B": ("qwen", "beside-0.5b", "code: HumanEval"),
     "Qwen2.5-Coder 1.5B": ("qwen", "beside-1.5b", "code: HumanEval"),
 }
 """Model -> folder and file of its rows, and what it is asked."""
 PEERS = {
-    "test": ("llama-test", "llama-test-q4_0"),
+    "unread": ("llama-server-q4_0",),
     "beside-0.5b": ("llama-server-0.5b",),
     "beside-1.5b": ("llama-server-1.5b",),
 }

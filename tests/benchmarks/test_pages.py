@@ -3,6 +3,7 @@ named; the others hold no measurement of their own."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -274,6 +275,15 @@ def two_threads() -> Cells:
     return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
 
 
+def sampled() -> Cells:
+    """A line for each model and temperature."""
+    lines: Cells = []
+    for size, temperature in itertools.product(("0.5b", "1.5b"), ("0.7", "1")):
+        greedy, default = speed_lines(read_csv(QWEN / f"sampled-{size}-{temperature}.csv"))
+        lines.append([size.upper(), temperature, greedy[1], default[1], default[2], default[4]])
+    return lines
+
+
 def servers(rows: Path) -> Cells:
     return [
         [row["server"], row["clients"], f"{float(row['tokens']) / float(row['seconds']):.1f}",
@@ -422,17 +432,18 @@ PAGES: dict[str, list[Table]] = {
         rows_of(f"{name}.csv", bench_precision.lines_of) for name in ("precision", "precision-zen3")
     ],
     "benchmarks/qwen/speed.md": [
+        lambda: speed_lines(read_csv(QWEN / "beside-0.5b.csv")),
+        lambda: peers.lines_of(read_csv(QWEN / "llama-server-0.5b.csv")),
+        lambda: speed_lines(read_csv(QWEN / "beside-1.5b.csv")),
+        lambda: peers.lines_of(read_csv(QWEN / "llama-server-1.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
         pass_at_1,
         lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
         two_threads,
-        lambda: peers.lines_of(read_csv(QWEN / "llama-server-0.5b.csv")),
-        lambda: peers.lines_of(read_csv(QWEN / "llama-server-1.5b.csv")),
-        lambda: peers.lines_of(read_csv(QWEN / "llama-0.5b.csv")),
         lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv")),
-        lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b-sampled.csv")),
+        sampled,
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
@@ -477,6 +488,8 @@ PAGES: dict[str, list[Table]] = {
         answers,
         tasks,
         lambda: speed_lines(read_csv(SMOLLM2 / "test.csv")),
+        lambda: speed_lines(read_csv(SMOLLM2 / "unread.csv")),
+        lambda: peers.lines_of(read_csv(SMOLLM2 / "llama-server-q4_0.csv")),
         other_processors,
     ],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],
