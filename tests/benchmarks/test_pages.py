@@ -275,12 +275,12 @@ def two_threads() -> Cells:
     return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
 
 
-def sampled() -> Cells:
+def sampled(results: Path, *models: str) -> Cells:
     """A line for each model and temperature."""
     lines: Cells = []
-    for size, temperature in itertools.product(("0.5b", "1.5b"), ("0.7", "1")):
-        greedy, default = speed_lines(read_csv(QWEN / f"sampled-{size}-{temperature}.csv"))
-        lines.append([size.upper(), temperature, greedy[1], default[1], default[2], default[4]])
+    for model, temperature in itertools.product(models, ("0.7", "1")):
+        greedy, default = speed_lines(read_csv(results / f"sampled-{model}-{temperature}.csv"))
+        lines.append([None, temperature, greedy[1], default[1], default[2], default[4]])
     return lines
 
 
@@ -443,7 +443,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
         two_threads,
         lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv")),
-        sampled,
+        lambda: sampled(QWEN, "0.5b", "1.5b"),
     ],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
@@ -490,6 +490,7 @@ PAGES: dict[str, list[Table]] = {
         lambda: speed_lines(read_csv(SMOLLM2 / "test.csv")),
         lambda: speed_lines(read_csv(SMOLLM2 / "unread.csv")),
         lambda: peers.lines_of(read_csv(SMOLLM2 / "llama-server-q4_0.csv")),
+        lambda: sampled(SMOLLM2, "135m"),
         other_processors,
     ],
     "benchmarks/smollm2/trees.md": [tree_parts, tree_tasks],

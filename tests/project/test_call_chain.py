@@ -59,6 +59,7 @@ def test_a_decode_goes_through_the_modules_of_the_page(column: int, kind: str) -
     chain = call_chain(load(weights=KINDS[kind]))
     assert len(chain) > 20
     assert listed(column) <= {*chain}
+    assert not (listed(1 - column) - listed(column)) & {*chain}
 
 
 if __name__ == "__main__":
