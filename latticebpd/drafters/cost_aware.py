@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from latticebpd.drafters.accepted_share import AcceptedShare
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
@@ -42,7 +43,7 @@ class DraftingBudget:
 
 class CostAwareDrafter:
     """Another drafter's trees, cut over all rows to the nodes that promise the most tokens a second; none for a while
-    where drafting does not pay for so many rows.
+    where drafting does not pay for so many rows. Probabilities count by what share of them each text accepts.
 
     drafter: its trees tell probabilities; one that ``costs`` returns has the same needs.
     """
@@ -52,6 +53,8 @@ class CostAwareDrafter:
         self.needs_hidden, self.needs_layers = needs_hidden(drafter), needs_layers(drafter)
         self.source = getattr(drafter, "source", None)
         self._budgets: dict[int, DraftingBudget] = {}  # by the number of rows
+        self._shares: dict[int, AcceptedShare] = {}  # by row, of those that drafts were made for last
+        self._trees: dict[int, DraftTree] = {}
 
     @property
     def costs(self) -> CostCurve:
@@ -62,14 +65,23 @@ class CostAwareDrafter:
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         rows = len(states)
         budget, seconds = self._budgets.setdefault(rows, DraftingBudget()), float(self.costs.up_to(rows, 0)[0])
+        known = {state.row: self._shares.get(state.row) for state in states if not state.is_first}
+        self._shares, self._trees = {state.row: known.get(state.row) or AcceptedShare() for state in states}, {}
         if not budget.allows():
             return [DraftTree.empty()] * rows
         trees = self.drafter.propose(states)
-        kept, saved = nodes_that_pay([tree.log_probs if len(tree) else np.empty(0) for tree in trees], self.costs)
+        proposed = zip(states, trees, strict=True)
+        likely = [self._shares[state.row].log_probs(tree) if len(tree) else np.empty(0) for state, tree in proposed]
+        kept, saved = nodes_that_pay(likely, self.costs)
         budget.left += saved / seconds
-        return [tree.subtree(keep) for tree, keep in zip(trees, kept, strict=True)]
+        cut = [tree.subtree(keep) for tree, keep in zip(trees, kept, strict=True)]
+        self._trees = {state.row: tree for state, tree in zip(states, cut, strict=True)}
+        return cut
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        for row, new in zip(rows, tokens, strict=True):
+            if row in self._trees:
+                self._shares[row].add(self._trees[row], new)
         self.drafter.observe(rows, tokens)
 
 

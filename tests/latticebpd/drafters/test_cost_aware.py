@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from latticebpd import DraftTree
+from latticebpd.drafters.accepted_share import AcceptedShare
 from latticebpd.drafters.cost_aware import CostAwareDrafter, nodes_that_pay
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
@@ -108,6 +109,41 @@ def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone(unit: 
     for _ in range(50):
         assert len(drafter.propose(states(1))[0]) == 2
     assert inner.asked == before + 50
+
+
+def test_probabilities_count_by_the_share_that_a_text_accepts() -> None:
+    """A text that refuses what the drafter is sure of is drafted less for, and others as before; a new text in its row
+    begins anew."""
+    drafter = CostAwareDrafter(Scripted([tree(0.9, 0.9, 0.9)] * 2), CURVE)
+    first = [len(each) for each in drafter.propose(states(2))]
+    assert first == [3, 3]
+    later = [State(row, [1, 2, 3], 1, None, 8) for row in range(2)]
+    for _ in range(20):
+        drafter.observe([0, 1], [[7], [0, 1, 2, 3]])
+        sizes = [len(each) for each in drafter.propose(later)]
+    assert sizes == [0, 3]
+    assert [len(each) for each in drafter.propose(states(2))] == first
+
+
+def test_a_share_is_of_expected_tokens_at_nodes_that_the_text_reached() -> None:
+    """By hand: two branches below the root, one of them with a child."""
+    share, prior = AcceptedShare(), AcceptedShare.PRIOR
+    branches = DraftTree(np.array([4, 5, 6]), np.array([-1, -1, 0]), np.log([0.6, 0.3, 0.48]))
+    share.add(branches, [4, 9])  # 0.9 expected below the root, 0.8 below its child
+    assert share.share == pytest.approx((prior + 1) / (prior + 1.7))
+    shown = share.log_probs(branches)
+    assert shown is not None
+    assert np.exp(shown) == pytest.approx(np.exp(branches.log_probs) * share.share ** np.array([1, 1, 2]))
+    share.add(branches, [8])
+    assert share.share == pytest.approx((prior + 1) / (prior + 2.6))
+    share.add(branches, [4])  # the text's end cuts the tree
+    assert share.share == pytest.approx((prior + 2) / (prior + 3.5))
+    for _ in range(200):
+        share.add(branches, [4, 6])
+    assert share.share == 1.0
+    share.add(DraftTree.empty(), [3])
+    share.add(DraftTree.from_paths([[1, 2]]), [3])
+    assert share.share == 1.0
 
 
 def test_news_reach_the_drafter_and_its_needs_are_kept() -> None:
