@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers import modeling_layers
 
 from tests.helpers.model_families import tiny_of
 from tests.helpers.tiny_families import VOCABULARY
 from tests.helpers.tokenizers import letters
+
+NO_LAYERS = f"transformers {transformers.__version__} builds no MTP layers one by one, as 5.21 and later do"
+BUILDS_LAYERS = hasattr(getattr(modeling_layers, "MtpModel", None), "forward_layer")
 
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ def _llama(vocab_size: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SIZES, **ids, initializer_range=0.6)).eval()
 
 
-def own_llama(folder: Path, text: str) -> None:
-    """Write a model and a byte-level tokenizer of ``text``, with a chat template."""
-    backend = train_tokenizer([text], vocab_size=300, special_tokens=("<unk>", "<s>", "</s>"))
+def own_llama(folder: Path, text: str, further: Sequence[str] = ()) -> None:
+    """Write a model and a byte-level tokenizer of ``text``, with a chat template; further: special tokens."""
+    backend = train_tokenizer([text], vocab_size=300, special_tokens=("<unk>", "<s>", "</s>", *further))
     named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATE, **named)
     _llama(len(tokenizer)).save_pretrained(folder)

@@ -22,8 +22,13 @@ def sentence_files(directory: Path, train: int, validation: int, test: int) -> l
     """So many sentences each, as JSONL; the options that name the files."""
     rng, options = np.random.default_rng(0), []
     for name, count in (("train", train), ("validation", validation), ("test", test)):
-        chosen = [rng.choice([*WORDS], rng.integers(2, 6)) for _ in range(count)]
-        lines = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sentence_file(directory / f"{name}.jsonl", count, rng)
         options += [f"--{name}", str(directory / f"{name}.jsonl")]
     return options
+
+
+def sentence_file(path: Path, count: int, seed: int | np.random.Generator) -> None:
+    rng = np.random.default_rng(seed)
+    chosen = [rng.choice([*WORDS], rng.integers(2, 6)) for _ in range(count)]
+    lines = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -17,15 +17,10 @@ import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.cli import COMMANDS
-from latticebpd.drafters.block.block_checkpoints import save_block_drafter
-from latticebpd.drafters.block.block_network import BlockDrafter, config_for
-from latticebpd.drafters.bundled import ASSETS, MODEL
-from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
+from latticebpd.drafters.bundled import ASSETS
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.collect import CollectOptions, collect
-from latticebpd.models.load_target import load_stock
-from lm_training.families.shapes import TranslationShape
-from lm_training.families.translators import new_translator
+from tests.helpers.page_files import block_drafter, mask_drafter, stock_target, translator
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,20 +67,13 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         options = CollectOptions(max_new_tokens=12)
         collect(names["loaded"].source, Texts.of_rows([prompt], [len(prompt)]), options)[0].save("lattices")
     elif guide in ("drafters", "learned-lattices"):
-        target = load_stock(MODEL)
-        target.save_pretrained("target")
-        names["loaded"].tokenizer.save_pretrained("target")
+        stock_target(Path("target"))
         shutil.copytree("target", "small-model")
-        parts = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 8}  # DFlash 2's
-        save_block_drafter(BlockDrafter(config_for(target, 1, 4, mask_token_id=1, **parts)), "drafter")
+        block_drafter(Path("drafter"))
         shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
-        tiny = TranslationShape(
-            hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32
-        )
-        translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
-        translator.save_pretrained("translator")
-        NonAutoregressiveModel.like(translator, mask_token_id=2, block_size=12).save_pretrained("drafter")
+        translator(Path("translator"))
+        mask_drafter(Path("drafter"))
         names["source_ids"] = [5, 6, 7, 0]
 
 

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from transformers import modeling_layers
 
 from latticebpd import load
 from latticebpd.drafters import State, drafter_named, prefix_lattices
@@ -26,14 +24,11 @@ from latticebpd.lattices.drafts import ROOT
 from latticebpd.models.load_target import load_stock
 from tests.helpers.commands import Run
 from tests.helpers.model_families import tiny_of
-from tests.helpers.mtp_models import FAMILIES, RECURRENT, describe, save_with_mtp
+from tests.helpers.mtp_models import BUILDS_LAYERS, FAMILIES, NO_LAYERS, RECURRENT, describe, save_with_mtp
 from tests.helpers.tokenizers import saved_with_letters
 from tests.helpers.trigrams import trigram
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(getattr(modeling_layers, "MtpModel", None), "forward_layer"),
-    reason=f"transformers {transformers.__version__} builds no MTP layers one by one, as 5.21 and later do",
-)
+pytestmark = pytest.mark.skipif(not BUILDS_LAYERS, reason=NO_LAYERS)
 TEXT, TOKENS = "abcabcab", 24
 ATTENTION = [kind for kind in FAMILIES if kind not in RECURRENT]
 SYSTEMS = ("12-tree", "copies+12-tree", "chain", "4-best:0-gram", "12-tree:0-gram", "3-beam", "greedy")
