@@ -2,7 +2,7 @@
 
     python -m benchmarks.qwen.answers pack WRITTEN -o answers/0.5b.npz.xz
     python -m benchmarks.qwen.answers unpack answers/0.5b.npz.xz --prompts prompts.npz -o WRITTEN
-    python -m benchmarks.qwen.answers corpus WRITTEN --prompts prompts.jsonl -o FOLDER
+    python -m benchmarks.qwen.answers corpus WRITTEN --prompts prompts.jsonl -o FOLDER --held-out 6 14
 
 WRITTEN is what ``latticebpd distill`` fills; the file lacks the prompts, which `prompts.py` makes again.
 """
@@ -142,6 +142,7 @@ def main() -> None:
     reading = commands.add_parser("corpus", help="finished shards -> what drafts learn from")
     reading.add_argument("written", type=Path, help="what `latticebpd distill` fills")
     reading.add_argument("--prompts", type=Path, required=True, help="what `prompts.py` wrote beside them (.jsonl)")
+    reading.add_argument("--held-out", type=int, nargs="*", default=(), help="shards; by default every 16th answer")
     for each in (packing, unpacking, reading):
         each.add_argument("-o", "--output", type=Path, required=True, help="file or directory to write")
     args = parser.parse_args()
@@ -149,7 +150,7 @@ def main() -> None:
         pack(args.written, args.output)
     elif args.command == "corpus":
         kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
-        corpus(args.written, kinds, args.output)
+        corpus(args.written, kinds, args.output, args.held_out)
     else:
         unpack(args.file, Texts.load(args.prompts), args.output)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import torch
 
@@ -19,7 +20,7 @@ from benchmarks.common import latticebpd, options, run, stage
 from benchmarks.qwen.answers import corpus
 from fst.files import copy
 from latticebpd.drafters.heads.blockwise import load_blockwise
-from latticebpd.models.catalogue import GGUF_NAME
+from latticebpd.models.catalogue import GGUF_NAME, resolved
 from latticebpd.scoring.calibration import calibration_path
 
 LATER = "0.7,0.5,0.4,0.3,0.25"
@@ -66,22 +67,27 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=6, help="after the model's own prediction")
     parser.add_argument("--widths", type=int, nargs=2, default=(640, 512), help="of heads and of transitions")
     parser.add_argument("--shortlist", default="16384", help="most frequent tokens, or a model whose heads' tokens")
+    parser.add_argument("--trained", help="a model whose heads are there, in place of new ones")
     parser.add_argument("--lm", type=Path, help="an n-gram model that is there, in place of one of these answers")
     parser.add_argument("--held-out", type=int, nargs="*", default=(), help="shards; by default every 16th answer")
     args = parser.parse_args()
     work, model = args.work, args.model
     kinds = [json.loads(line)["kind"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
     stage(work / "learn.npz", lambda: corpus(args.answers, kinds, work, args.held_out))
-    trained, lm = heads(work, model, args.steps, args.heads, *args.widths, args.shortlist), work / "lm.fst"
+    lm, package, lattices = work / "lm.fst", work / "with-heads", work / "lattices"
+    stage(package / GGUF_NAME, lambda: (package / GGUF_NAME).symlink_to(model.absolute()))
+    made, written = package / "latticebpd/heads.json", package / "latticebpd"
+    if args.trained:
+        stage(made, lambda: copytree(Path(resolved(args.trained)) / "latticebpd", written, dirs_exist_ok=True))
+    else:
+        trained = heads(work, model, args.steps, args.heads, *args.widths, args.shortlist)
+        stage(made, lambda: load_blockwise(trained).save_heads(package, torch.int8))
     texts = [path for path in (work / "learn.npz", work / "more.npz") if path.exists()]
     if args.lm is None:
-        stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", trained, "-o", lm))
+        stage(lm, lambda: latticebpd("lm train", *texts, "--tokenizer", package, "-o", lm))
     else:
         stage(lm, lambda: copy(args.lm, lm))
     calibrated(work / "without-heads", lm, work / "held-out.npz")
-    package, lattices = work / "with-heads", work / "lattices"
-    stage(package / GGUF_NAME, lambda: (package / GGUF_NAME).symlink_to(model.absolute()))
-    stage(package / "latticebpd/heads.json", lambda: load_blockwise(trained).save_heads(package, torch.int8))
     latticebpd("lattices --prompts", work / "held-out.npz", "--model", package, LATTICES, "-o", lattices)
     calibrated(package, lm, lattices)
 

@@ -22,15 +22,15 @@ def _complete(model: str, output: Path, fine_tuned: bool) -> None:
     """Write the tokenizer of a model that has no tokenizer.json, if it has one. Of a model in a GGUF file that stays as
     it is, copy the file: decodes then compute from its weights, as `latticebpd distill` does."""
     from fst.files import copy, replacing_files
-    from latticebpd.models.catalogue import GGUF_NAME, resolved
+    from latticebpd.models.catalogue import GGUF_NAME, model_source
     from latticebpd.models.gguf.gguf_file import is_gguf
     from latticebpd.models.model_tokenizer import ModelTokenizer
     from lm_training.data.text_tokenizer import tokenizer_of
 
-    path = Path(resolved(model))
+    path = Path(model_source(model))
     if not path.is_dir():
         with suppress(ValueError), replacing_files(output) as folder:
-            tokenizer = tokenizer_of(resolved(model))
+            tokenizer = tokenizer_of(model_source(model))
             saved = tokenizer.for_transformers() if isinstance(tokenizer, ModelTokenizer) else tokenizer
             saved.save_pretrained(folder)
     file = path / GGUF_NAME if path.is_dir() else path

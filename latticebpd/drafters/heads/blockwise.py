@@ -43,8 +43,9 @@ from latticebpd.drafters.heads.head_files import (
 )
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, FeedForwardHeads, Heads, MedusaHeads
 from latticebpd.lattices.json_files import write_json
-from latticebpd.models.catalogue import remove_earlier_heads, resolved
-from latticebpd.models.load_target import Name
+from latticebpd.models.catalogue import model_source, remove_earlier_heads, resolved
+from latticebpd.models.gguf.gguf_file import is_gguf
+from latticebpd.models.load_target import Name, load_stock
 from latticebpd.models.transformers.checkpoints import load_base, save_tensors, stored_fingerprint
 from latticebpd.models.transformers.transformers_model import Projection, TransformersModel
 
@@ -229,8 +230,9 @@ class BlockwiseLM(nn.Module):
     ) -> BlockwiseLM:
         """Read what ``save_pretrained`` wrote; further arguments go to the base model's ``from_pretrained``. ValueError
         for a missing or corrupt file, and for a base model and heads that do not belong together."""
-        settings = read_settings(Path(directory))
-        return cls.with_heads(load_base(directory, dtype, **kwargs), Path(directory), settings)
+        settings, source = read_settings(Path(directory)), model_source(directory)
+        base = load_stock(source, dtype) if is_gguf(source) else load_base(directory, dtype, **kwargs)
+        return cls.with_heads(base, Path(directory), settings)
 
     @classmethod
     def with_heads(cls, base: PreTrainedModel, directory: Path, settings: HeadSettings | None = None) -> BlockwiseLM:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_the_recipe_makes_a_model_with_heads_ngram_model_and_calibration(
     assert loaded.tokenizer.eos_token == "</s>"
     assert read_settings(Path("with-heads")).kind == "conditioned"
     assert fst.NgramModel.load("with-heads/lm.fst").fingerprint == vocabulary_fingerprint(loaded.tokenizer.get_vocab())
+    if loaded.weights == "gguf":  # heads of a folder as the catalogue's, which has the file alone, learn further
+        shutil.copytree("with-heads/latticebpd", "kept/latticebpd")
+        shutil.copy("with-heads/model.gguf", "kept")
+        (learn,) = commands("latticebpd train heads written --validation written-held-out --model kept --warm-start")
+        status, _, err = run(*learn.small, "-o", "further")
+        assert status == 0, err
+        assert {"model.gguf", "tokenizer.json"} <= {path.name for path in Path("further").iterdir()}
+        assert latticebpd.load("further").default_system() == "copies+16-tree"
 
 
 @pytest.mark.parametrize("model", ["model", pytest.param("model.gguf", marks=pytest.mark.long)])
