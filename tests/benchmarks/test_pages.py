@@ -275,6 +275,15 @@ def two_threads() -> Cells:
     return [[None, *(f"{value:.1f}" for value in row)] for row in zip(*columns, strict=True)]
 
 
+def by_kind() -> Cells:
+    """Times greedy by Spec-Bench's kinds of questions, for both models."""
+    ratios = []
+    for size in ("0.5b", "1.5b"):
+        kinds = grouped(read_csv(QWEN / f"spec-bench-{size}.csv"), "kind")
+        ratios.append({kind: float(speed_lines(rows)[-1][2].split()[0]) for kind, rows in kinds.items()})
+    return [[kind, *(f"{each[kind]:.2f}" for each in ratios)] for kind in ratios[0]]
+
+
 def sampled(results: Path, *models: str) -> Cells:
     """A line for each model and temperature."""
     lines: Cells = []
@@ -436,15 +445,19 @@ PAGES: dict[str, list[Table]] = {
         lambda: peers.lines_of(read_csv(QWEN / "llama-server-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "beside-1.5b.csv")),
         lambda: peers.lines_of(read_csv(QWEN / "llama-server-1.5b.csv")),
+        two_threads,
         lambda: speed_lines(read_csv(QWEN / "humaneval-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "humaneval-1.5b.csv")),
-        pass_at_1,
+    ],
+    "benchmarks/qwen/texts.md": [
         lambda: speed_lines(read_csv(QWEN / "spec-bench-0.5b.csv")),
         lambda: speed_lines(read_csv(QWEN / "spec-bench-1.5b.csv")),
-        two_threads,
-        lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv")),
+        by_kind,
+        lambda: speed_lines(read_csv(QWEN / "infilling-0.5b.csv")),
         lambda: sampled(QWEN, "0.5b", "1.5b"),
     ],
+    "benchmarks/qwen/quality.md": [pass_at_1],
+    "benchmarks/qwen/smaller_model.md": [lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv"))],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
     "benchmarks/hosts/vllm.md": [
         lambda: vllm.lines_of(read_csv(HOSTS / "smollm2-one.csv")),
