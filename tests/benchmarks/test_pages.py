@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,38 @@ def tree_parts() -> Cells:
         return f"{asked:.3f} ({held:.3f})"
 
     return [[name, *(cell(form.format(size)) for size in trees.SIZES)] for name, form in SYSTEMS.items()]
+
+
+QWEN_SYSTEMS = ("tree, no language model", "tree, 4-gram, one weight", "copies", "copies + tree, 4-gram")
+QWEN_SYSTEMS += ("calibrated: heads alone", "+ n-gram model", "+ the text so far")
+QWEN_SYSTEMS += ("+ copies after the last slot: all", "all less the n-gram model", "all less heads")
+QWEN_GAINS = {
+    "4-gram, on sixteen paths": ("16-best", "16-best:0-gram"),
+    "4-gram, on trees of 16 nodes, one weight": ("16-tree", "16-tree:0-gram"),
+    "4-gram, in calibrated trees of 16": (f"16 {trees.ALL}", "16 less n-gram model"),
+    "heads, in calibrated trees of 16": (f"16 {trees.ALL}", "16 less heads"),
+    "calibration, over copies + tree of 16": (f"16 {trees.ALL}", "copies+16-tree"),
+    "calibration, over one weight and no text, 16 nodes": (f"16 {trees.ALL}", "16-tree"),
+}
+
+
+@cache
+def qwen_replays(size: str) -> dict[str, np.ndarray]:
+    counts = trees.counts_of(read_csv(QWEN / f"trees-{size}.csv"), "system")
+    return {name: np.array([each[text] for text in sorted(each)]) for (name,), each in counts.items()}
+
+
+def qwen_tree_parts() -> Cells:
+    def cell(system: str) -> str:
+        one, other = (efficiency(qwen_replays(size)[system]) for size in ("0.5b", "1.5b"))
+        return f"{one:.2f} ({other:.2f})"
+
+    return [[name, *(cell(SYSTEMS[name].format(size)) for size in trees.SIZES)] for name in QWEN_SYSTEMS]
+
+
+def qwen_tree_gains() -> Cells:
+    rows = [[qwen_replays(size)[name] for size in ("0.5b", "1.5b") for name in pair] for pair in QWEN_GAINS.values()]
+    return [[name, trees.gain(*row[:2]), trees.gain(*row[2:])] for name, row in zip(QWEN_GAINS, rows, strict=True)]
 
 
 def tree_tasks() -> Cells:
@@ -257,6 +291,29 @@ def readme_calls() -> Cells:
     greedy, *_, default = call_lines(read_csv(STRUCTURED / "bfcl-0.5b.csv"))
     own = [[None, f"{float(line[1]):.0f}", line[4]] for line in (greedy, default)]
     return [[None, f"{float(peer[2]):.0f}", ""], *own]
+
+
+def qwen_answers() -> Cells:
+    rows: Cells = []
+    for size in ("0.5B", "1.5B"):
+        packed = ROOT / f"benchmarks/qwen/answers/{size.lower()}.npz.xz"
+        with np.load(BytesIO(lzma.decompress(packed.read_bytes()))) as file:
+            lengths = file["lengths"]
+        rows.append([size, f"{len(lengths):,}", f"{lengths.sum():,}", None])
+    return rows
+
+
+def qwen_heads() -> Cells:
+    """Their shapes and sizes; the logs of their training were not kept."""
+    folders = [ROOT / f"latticebpd/assets/qwen2.5-coder-{size}/latticebpd" for size in ("0.5b", "1.5b")]
+    made = [json.loads((folder / "heads.json").read_text(encoding="utf-8")) for folder in folders]
+    sizes = [f"{(folder / 'heads.safetensors').stat().st_size / 1e6:.1f} MB" for folder in folders]
+    shapes = [f"{each['num_heads'] - 1}, {each['intermediate_size']}" for each in made]
+    unknown = [None, None, None]
+    return [
+        [None, *shapes], [None, *(str(each["transition_size"]) for each in made)], unknown, [None, *sizes],
+        *[unknown] * 5,
+    ]  # fmt: skip
 
 
 def pass_at_1() -> Cells:
@@ -456,6 +513,8 @@ PAGES: dict[str, list[Table]] = {
         lambda: speed_lines(read_csv(QWEN / "infilling-0.5b.csv")),
         lambda: sampled(QWEN, "0.5b", "1.5b"),
     ],
+    "benchmarks/qwen/make.md": [qwen_answers, qwen_heads],
+    "benchmarks/qwen/trees.md": [qwen_tree_parts, qwen_tree_gains],
     "benchmarks/qwen/quality.md": [pass_at_1],
     "benchmarks/qwen/smaller_model.md": [lambda: peers.lines_of(read_csv(QWEN / "llama-1.5b.csv"))],
     "benchmarks/rescoring.md": [searches(0), searches(1), searches(2)],
